@@ -1,0 +1,89 @@
+//! What calls answer, whichever backend was asked.
+
+use crate::token::Token;
+use std::fmt;
+
+/// What a release or an extend came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Done.
+    Ok,
+    /// The token holds nothing, and nobody holds the key.
+    Expired,
+    /// The token holds nothing, and another holds the key.
+    Taken,
+}
+
+/// What an acquire came to.
+#[derive(Clone, Copy, Debug)]
+pub enum Acquire {
+    /// The lock is ours.
+    Held(Held),
+    /// Another holds it, and the wait, if any, is over.
+    Busy(Busy),
+}
+
+/// A lock that was acquired.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Whoever has it owns the lock.
+    pub token: Token,
+    /// Grows with every holder of a key; 0 none. Below 2^53.
+    pub fence: u64,
+    /// Length of the lease in ms.
+    pub left_ms: u32,
+    /// How long was waited, in ms.
+    pub waited_ms: u32,
+}
+
+/// Somebody else's hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Busy {
+    /// What is left of the holder's lease in ms; 0 unknown.
+    pub left_ms: u32,
+    /// How long was waited, in ms.
+    pub waited_ms: u32,
+    /// Who it is.
+    pub holder: Holder,
+}
+
+/// Who holds a lock, as far as is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holder {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// A process of our pid namespace.
+    Process(u32),
+    /// A process of another pid namespace, by its number there.
+    Elsewhere(u32),
+}
+
+impl Holder {
+    /// The process id, where it means something to us; else 0.
+    pub fn pid(self) -> u32 {
+        match self {
+            Self::Process(pid) => pid,
+            Self::Unknown | Self::Elsewhere(_) => 0,
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("unknown"),
+            Self::Process(pid) => write!(f, "pid {pid}"),
+            Self::Elsewhere(pid) => write!(f, "pid {pid} of another pid namespace"),
+        }
+    }
+}
+
+/// What `await` came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Await {
+    /// Free now, or released or in other hands since the call began.
+    Over,
+    /// Still the same hold.
+    Busy,
+}

@@ -1,0 +1,131 @@
+//! The lock service: picks the backend and applies the options that both share.
+
+use crate::answer::{Acquire, Await, Busy, Verdict};
+use crate::config::{Settings, Target, parse_url};
+use crate::error::Error;
+use crate::off::Off;
+use crate::policy::{lease, wait};
+use crate::shm::Shm;
+use crate::stats::Object;
+
+/// A lock service: one URL and its options. May be used by many threads at once, and on both sides of a fork.
+pub struct Client {
+    backend: Backend,
+    ttl_ms: u32,
+    timeout_ms: u32,
+}
+
+enum Backend {
+    Shm(Box<Shm>),
+    Off(Off),
+}
+
+impl Client {
+    /// The service at `url`. Nothing is opened before the first use.
+    ///
+    /// # Errors
+    /// A URL or an option in it that cannot be used.
+    pub fn new(url: &str, mut settings: Settings) -> Result<Self, Error> {
+        let target = parse_url(url, &mut settings)?;
+        let (ttl_ms, timeout_ms) = (settings.ttl_ms, settings.timeout_ms);
+        let backend = match target {
+            Target::Shm(name) => Backend::Shm(Box::new(Shm::new(name, settings))),
+            Target::Off => Backend::Off(Off::default()),
+        };
+        Ok(Self { backend, ttl_ms, timeout_ms })
+    }
+
+    /// Acquires `key` for `ttl_ms`, waiting at most `wait_ms`; [`crate::policy::DEFAULT`] is what the options say.
+    ///
+    /// # Errors
+    /// Whatever else than a held or a busy lock.
+    #[inline]
+    pub fn acquire(&self, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
+        let (ttl_ms, wait_ms) = (lease(ttl_ms, self.ttl_ms)?, wait(wait_ms, self.timeout_ms));
+        match &self.backend {
+            Backend::Shm(shm) => shm.acquire(key, ttl_ms, wait_ms),
+            Backend::Off(off) => off.acquire(ttl_ms),
+        }
+    }
+
+    /// Gives the hold that `token` names a lease of `ttl_ms` from now on.
+    ///
+    /// # Errors
+    /// Whatever else than a verdict.
+    #[inline]
+    pub fn extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Result<Verdict, Error> {
+        let ttl_ms = lease(ttl_ms, self.ttl_ms)?;
+        match &self.backend {
+            Backend::Shm(shm) => shm.extend(key, token, ttl_ms),
+            Backend::Off(_) => Ok(Verdict::Ok),
+        }
+    }
+
+    /// Gives `key` back if `token` still holds it.
+    ///
+    /// # Errors
+    /// Whatever else than a verdict.
+    #[inline]
+    pub fn release(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
+        match &self.backend {
+            Backend::Shm(shm) => shm.release(key, token),
+            Backend::Off(_) => Ok(Verdict::Ok),
+        }
+    }
+
+    /// As release, but without network I/O, for finalizers.
+    ///
+    /// # Errors
+    /// Whatever else than a verdict.
+    pub fn drop_hold(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
+        self.release(key, token)
+    }
+
+    /// Waits at most `wait_ms` until `key` is free, was released or has changed hands.
+    ///
+    /// # Errors
+    /// Whatever else than an answer.
+    pub fn wait_for_end(&self, key: &[u8], wait_ms: u32) -> Result<Await, Error> {
+        match &self.backend {
+            Backend::Shm(shm) => shm.wait_for_end(key, wait(wait_ms, self.timeout_ms)),
+            Backend::Off(_) => Ok(Await::Over),
+        }
+    }
+
+    /// Who holds `key`; None: nobody.
+    ///
+    /// # Errors
+    /// Whatever else than an answer.
+    pub fn inspect(&self, key: &[u8]) -> Result<Option<Busy>, Error> {
+        match &self.backend {
+            Backend::Shm(shm) => shm.inspect(key),
+            Backend::Off(_) => Ok(None),
+        }
+    }
+
+    /// An operator's act: frees `key`, whoever holds it. EXPIRED: nobody did.
+    ///
+    /// # Errors
+    /// Whatever else than a verdict.
+    pub fn end_any(&self, key: &[u8]) -> Result<Verdict, Error> {
+        match &self.backend {
+            Backend::Shm(shm) => shm.end_any(key),
+            Backend::Off(_) => Ok(Verdict::Expired),
+        }
+    }
+
+    /// What is worth knowing, as a JSON object.
+    ///
+    /// # Errors
+    /// The backend cannot be asked.
+    pub fn stats(&self) -> Result<String, Error> {
+        let mut json = Object::default();
+        json.text("version", crate::VERSION);
+        json.number("abi", u64::from(crate::ABI));
+        match &self.backend {
+            Backend::Shm(shm) => shm.stats(&mut json)?,
+            Backend::Off(off) => off.stats(&mut json),
+        }
+        Ok(json.finish())
+    }
+}

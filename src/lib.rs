@@ -1,0 +1,28 @@
+//! buflock: one lock that Perl, nginx/OpenResty and C programs share.
+//!
+//! On one host it works through shared memory, with no server at all. A lock has a lease: it ends by itself when its
+//! holder dies or forgets it. The C API in `include/buflock.h` is generated from [`ffi`]; [`client::Client`] is the
+//! same for Rust.
+//!
+//! Dependencies point one way: `ffi` to `client`, `client` to the backends `shm` and `off`, all to the leaves `answer`,
+//! `config`, `error`, `fork`, `key`, `policy`, `stats`, `token`. The backends do not know each other.
+
+pub mod answer;
+pub mod client;
+pub mod config;
+pub mod error;
+pub mod ffi;
+pub mod fork;
+pub mod hooks;
+pub mod key;
+pub mod off;
+pub mod policy;
+pub mod shm;
+pub mod stats;
+pub mod token;
+
+/// The version, as in `Cargo.toml`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The number of the C ABI. Bindings refuse another.
+pub const ABI: u32 = 1;

@@ -1,0 +1,125 @@
+//! The clock of a table: CLOCK_MONOTONIC of the initial time namespace, so that processes of all namespaces agree.
+
+use crate::error::SegmentFault;
+use crate::hooks::{Mutant, mutant};
+use std::{fs, io};
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// How far this process's CLOCK_MONOTONIC is ahead of the initial namespace's.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    ahead: i64,
+}
+
+impl Clock {
+    /// Finds out, from `/proc`. Without it, or on a kernel without time namespaces, there is nothing to correct.
+    ///
+    /// # Errors
+    /// When this process has unshared its time namespace: `/proc` then says its children's offset, not its own.
+    pub fn of_this_process() -> Result<Self, SegmentFault> {
+        let (own, children) = (fs::read_link("/proc/self/ns/time"), fs::read_link("/proc/self/ns/time_for_children"));
+        if let (Ok(own), Ok(children)) = (own, children)
+            && own != children
+        {
+            return Err(SegmentFault::TimeNamespace);
+        }
+        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        Ok(Self { ahead: monotonic_offset(&offsets).unwrap_or(0) })
+    }
+
+    /// Nanoseconds since the machine started, suspends not counted.
+    #[inline]
+    pub fn now(self) -> u64 {
+        read(libc::CLOCK_MONOTONIC).wrapping_add_signed(-self.ahead)
+    }
+
+    /// The clock that waits are measured with: never the wall clock, which jumps.
+    pub fn waiting(self) -> u64 {
+        if mutant(Mutant::WallClock) { wall() } else { self.now() }
+    }
+
+    /// A time of this clock as a futex of this process wants it.
+    pub fn for_futex(self, time: u64) -> libc::timespec {
+        let own = time.saturating_add_signed(self.ahead);
+        libc::timespec { tv_sec: signed(own / NS_PER_S), tv_nsec: signed(own % NS_PER_S) }
+    }
+}
+
+/// Nanoseconds since 1970. Only the base of fence numbers is made of it.
+pub fn wall() -> u64 {
+    read(libc::CLOCK_REALTIME)
+}
+
+#[inline]
+fn read(id: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec. The call can't fail for these two clocks.
+    unsafe { libc::clock_gettime(id, &raw mut time) };
+    time.tv_sec.unsigned_abs() * NS_PER_S + time.tv_nsec.unsigned_abs()
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The offset in nanoseconds, from a line like `monotonic  -86400  500000000`.
+fn monotonic_offset(offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+    let mut numbers = line.split_whitespace().map(str::parse::<i64>);
+    let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+}
+
+/// Sleeps on a futex until it is woken, or its value is no longer `value`, or the time `until` has come.
+/// True: a wake-up was consumed.
+pub fn futex_wait(futex: &std::sync::atomic::AtomicU32, value: u32, clock: Clock, until: u64) -> bool {
+    let time = clock.for_futex(until);
+    // SAFETY: the futex lives as long as the call; no pointer but the timespec is read.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            futex.as_ptr(),
+            libc::FUTEX_WAIT_BITSET, // shared, and the time is absolute CLOCK_MONOTONIC
+            value,
+            &raw const time,
+            0usize,
+            u32::MAX,
+        )
+    };
+    answer == 0
+}
+
+/// Wakes at most `most` sleepers; says how many there were.
+pub fn futex_wake(futex: &std::sync::atomic::AtomicU32, most: u32) -> u32 {
+    let most = i32::try_from(most).unwrap_or(i32::MAX);
+    // SAFETY: the futex lives as long as the call.
+    let woken = unsafe { libc::syscall(libc::SYS_futex, futex.as_ptr(), libc::FUTEX_WAKE, most) };
+    u32::try_from(woken).unwrap_or(0)
+}
+
+/// Sleeps for `ns` nanoseconds, or less when a signal comes.
+pub fn sleep(ns: u64) {
+    let time = libc::timespec { tv_sec: signed(ns / NS_PER_S), tv_nsec: signed(ns % NS_PER_S) };
+    // SAFETY: `time` is a timespec, and the rest is not asked for.
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut()) };
+}
+
+/// The last failure of a call of the C library.
+pub fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_kernels_table() {
+        assert_eq!(monotonic_offset("monotonic           0         0\nboottime  0 0\n"), Some(0));
+        assert_eq!(monotonic_offset("monotonic   -5  700000000\n"), Some(-4_300_000_000));
+        assert_eq!(monotonic_offset("monotonic    100000         0\n"), Some(100_000_000_000_000));
+        assert_eq!(monotonic_offset(""), None);
+        assert_eq!(monotonic_offset("monotonic x y"), None);
+    }
+}

@@ -1,0 +1,264 @@
+//! An attached table: the protocol over a mapped segment, with this process's clock, hash, hints and member record.
+
+use super::clock::{Clock, futex_wake};
+use super::member;
+use super::place::Place;
+use super::segment::{SLOTS, Segment};
+use super::slot::{Attempt, Event, Hold, Host, Owner, Seen, Slots, UNIT_SHIFT, Wish};
+use crate::answer::{Busy, Held, Holder, Verdict};
+use crate::config::Settings;
+use crate::error::{Error, SegmentFault};
+use crate::fork::PerProcess;
+use crate::key::{KeyHash, KeyHasher};
+use crate::policy::{NS_PER_MS, ms_left};
+use crate::token::Token;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// How often an acquire looks whether the file is still there: once in this many ns.
+const LOOK_EVERY: u64 = 1_000_000_000;
+/// Slot numbers that are remembered, by hash.
+const HINTS: usize = 2048;
+
+/// A table in use by this process.
+pub struct Table {
+    /// The file.
+    pub segment: Segment,
+    host: TableHost,
+    hasher: KeyHasher,
+    /// Where keys were last found. Never trusted: the slot is looked at as any other.
+    hints: [AtomicU32; HINTS],
+    looked_at: AtomicU64,
+    /// The table before this one, deleted; other threads may still be in it.
+    pub(super) earlier: *mut Table,
+}
+
+// SAFETY: `earlier` is only followed when nobody uses the tables any more.
+unsafe impl Send for Table {}
+// SAFETY: `earlier` is only followed when nobody uses the tables any more.
+unsafe impl Sync for Table {}
+
+/// What the protocol asks of this process.
+pub struct TableHost {
+    clock: Clock,
+    /// This process's member record, or [`Owner::NO_RECORD`].
+    member: PerProcess,
+    counters: *const super::segment::Counters,
+}
+
+impl Host for TableHost {
+    type Atomics = super::atomics::Native;
+
+    #[inline]
+    fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    fn wake(&self, futex: &AtomicU32, most: u32) -> u32 {
+        futex_wake(futex, most)
+    }
+
+    #[cold]
+    fn count(&self, event: Event) {
+        // SAFETY: points into the segment, which lives as long as this.
+        let counters = unsafe { &*self.counters };
+        let counter = match event {
+            Event::Steal => &counters.steals,
+            Event::Takeover => &counters.takeovers,
+            Event::Full => &counters.full,
+            Event::LostBeforeOwner => &counters.lost,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}
+
+/// A token of this table, taken apart.
+#[derive(Clone, Copy)]
+struct Ticket {
+    slot: u32,
+    owner: Owner,
+}
+
+impl Table {
+    /// Attaches the table `name` as `settings` say.
+    ///
+    /// # Errors
+    /// The segment cannot be made, opened or trusted, or the process gets no memory.
+    pub fn attach(name: &str, settings: &Settings) -> Result<Box<Self>, Error> {
+        let place = Place::find(settings.dir.as_deref())?;
+        let segment = Segment::attach(&place, name, settings.size, settings.mode)?;
+        let clock = Clock::of_this_process().map_err(|fault| Error::Segment { path: segment.path.clone(), fault })?;
+        let member = PerProcess::new().map_err(|_| Error::NoMemory)?;
+        let namespace = if settings.raw_keys { &[][..] } else { &settings.namespace };
+        let hasher = KeyHasher::new(segment.header.secret, segment.header.buckets, namespace);
+        let counters = &raw const segment.head().counters;
+        Ok(Box::new(Self {
+            segment,
+            host: TableHost { clock, member, counters },
+            hasher,
+            hints: [const { AtomicU32::new(u32::MAX) }; HINTS],
+            looked_at: AtomicU64::new(clock.now()),
+            earlier: std::ptr::null_mut(),
+        }))
+    }
+
+    /// This process's clock.
+    pub fn clock(&self) -> Clock {
+        self.host.clock
+    }
+
+    /// The protocol on this table's slots.
+    #[inline]
+    pub fn slots(&self) -> Slots<'_, TableHost, SLOTS> {
+        Slots::new(self.segment.buckets(), &self.host)
+    }
+
+    /// The hash of a key.
+    #[inline]
+    pub fn hash(&self, key: &[u8]) -> KeyHash {
+        self.hasher.hash(key)
+    }
+
+    /// One try to acquire.
+    #[inline]
+    pub fn acquire(&self, key: &KeyHash, ttl_ms: u32, slept: bool) -> Attempt {
+        let hint = &self.hints[key.tags[0] as usize % HINTS];
+        let known = hint.load(Relaxed);
+        let wish = Wish { ttl: u64::from(ttl_ms) * NS_PER_MS, member: self.member(), slept };
+        let attempt = self.slots().acquire(key, &wish, Some(known));
+        if let Attempt::Held(Hold { slot, .. }) | Attempt::Busy(Seen { slot, .. }) = attempt
+            && slot != known
+        {
+            hint.store(slot, Relaxed);
+        }
+        attempt
+    }
+
+    /// What an acquire tells of a hold.
+    #[inline]
+    pub fn held(&self, hold: Hold, ttl_ms: u32, waited_ms: u32) -> Held {
+        let high = u64::from(hold.slot) << 32 | u64::from(self.segment.header.id);
+        Held {
+            token: Token::from_halves(high, hold.owner.0),
+            fence: self.segment.header.created + hold.fence,
+            left_ms: ttl_ms,
+            waited_ms,
+        }
+    }
+
+    /// What is told of somebody else's hold.
+    pub fn busy(&self, seen: Seen, waited_ms: u32) -> Busy {
+        let end = seen.word.until() << UNIT_SHIFT;
+        let left_ms = ms_left(end.saturating_sub(self.host.now()));
+        Busy { left_ms, waited_ms, holder: self.holder(seen) }
+    }
+
+    fn holder(&self, seen: Seen) -> Holder {
+        let owner = self.slots().owner(seen);
+        owner.map_or(Holder::Unknown, |owner| member::holder(&self.segment.head().members, owner))
+    }
+
+    /// Ends the hold that a token names.
+    #[inline]
+    pub fn release(&self, key: &[u8], token: &[u8]) -> Verdict {
+        let hash = self.hash(key);
+        match self.ticket(token) {
+            Some(Ticket { slot, owner }) => self.slots().release(&hash, slot, owner),
+            None => self.slots().verdict(&hash),
+        }
+    }
+
+    /// Gives the hold that a token names a new lease.
+    #[inline]
+    pub fn extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Verdict {
+        let hash = self.hash(key);
+        let Some(Ticket { slot, owner }) = self.ticket(token) else { return self.slots().verdict(&hash) };
+        match self.slots().extend(&hash, slot, owner, u64::from(ttl_ms) * NS_PER_MS) {
+            Ok(_) => Verdict::Ok,
+            Err(verdict) => verdict,
+        }
+    }
+
+    /// Gives a hold back that its caller will not hear of.
+    pub fn undo(&self, key: &KeyHash, hold: Hold) {
+        self.slots().release(key, hold.slot, hold.owner);
+    }
+
+    /// None: not a token of this table, so nobody's.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // two halves
+    fn ticket(&self, token: &[u8]) -> Option<Ticket> {
+        let (high, low) = Token::parse(token)?;
+        (high as u32 == self.segment.header.id).then_some(Ticket { slot: (high >> 32) as u32, owner: Owner(low) })
+    }
+
+    /// This process's member record, taken at the first need after a fork.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // it was a u16
+    fn member(&self) -> u16 {
+        match self.host.member.get() {
+            0 => self.join(),
+            member => member as u16,
+        }
+    }
+
+    #[cold]
+    fn join(&self) -> u16 {
+        let members = &self.segment.head().members;
+        let number = member::join(members, self.host.now());
+        if self.host.member.set(u32::from(number)) {
+            return number;
+        }
+        member::leave(members, number); // another thread was faster
+        self.member()
+    }
+
+    /// Whether it is time to look at the file again, by a clock that was read anyway.
+    #[inline]
+    pub fn should_look(&self, now: u64) -> bool {
+        now.saturating_sub(self.looked_at.load(Relaxed)) >= LOOK_EVERY
+    }
+
+    /// Whether the file is deleted.
+    #[cold]
+    pub fn is_deleted(&self) -> bool {
+        self.looked_at.store(self.host.now(), Relaxed);
+        self.segment.is_deleted()
+    }
+
+    /// What acquires are told while leases run in a deleted table: how long they do. None: they have all ended.
+    pub fn mourning(&self) -> Option<Error> {
+        let last = self.held_words().map(super::slot::Word::until).max().unwrap_or(0) << UNIT_SHIFT;
+        let left = last.saturating_sub(self.host.now());
+        let fault = SegmentFault::Deleted { left_ms: left.div_ceil(NS_PER_MS) };
+        (left > 0).then(|| Error::Segment { path: self.segment.path.clone(), fault })
+    }
+
+    fn held_words(&self) -> impl Iterator<Item = super::slot::Word> {
+        let words = (0..self.slots().count()).map(|slot| self.slots().word(slot));
+        words.filter(|word| word.state() == super::slot::State::Held)
+    }
+
+    /// How many locks are held, and how many may be.
+    pub fn load(&self) -> (usize, u32) {
+        let now = self.host.now() >> UNIT_SHIFT;
+        (self.held_words().filter(|word| word.until() > now).count(), self.slots().count())
+    }
+
+    /// How many fence numbers were given out: about one per acquire.
+    pub fn fences(&self) -> u64 {
+        self.segment.buckets().iter().map(|bucket| bucket.fence.load(Relaxed)).sum()
+    }
+
+    /// How many processes have a member record.
+    pub fn members(&self) -> usize {
+        member::count(&self.segment.head().members)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let number = self.host.member.get(); // 0 in a forked child that has not used it: the record is its parent's
+        member::leave(&self.segment.head().members, u16::try_from(number).unwrap_or(Owner::NO_RECORD));
+    }
+}
