@@ -1,51 +1,123 @@
-# buflock. The targets that matter: demo, test, check, bench, lib, install; .ci/run is check and test.
+# buflock. What matters: demo, test, check, bench, lib, install. .ci/run is check and test.
 
 CARGO   ?= cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
+URL     ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 SONAME  := libbuflock.so.0
 
 DIST  := target/dist/release
 HOOKS := target/hooks/release
-C     := target/c
 
-CFLAGS   ?= -O2 -g
-WARNINGS := -Wall -Wextra -Wpedantic -Werror
-# What a program needs to link the static library.
-STATIC_LIBS := -lpthread -ldl -lgcc_s
+CC     ?= cc
+CFLAGS ?= -O2 -g
+STRICT := -Wall -Wextra -Wpedantic -Werror
 
-# Debian packages that make what: cc for all of it, the rest only for tests.
-PACKAGES := gcc:gcc g++:g++ valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config unshare:util-linux
-MISSING   = $(foreach p,$(PACKAGES),$(if $(shell command -v $(firstword $(subst :, ,$(p)))),,$(lastword $(subst :, ,$(p)))))
+# command:Debian package. gcc is needed for everything in C, the others only by tests.
+TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
+           unshare:util-linux mount:mount
+MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t)))))
 
-.PHONY: all lib hooks demo test check bench install deps clean
+.PHONY: all deps lib hooks demo test test-rust test-c test-model test-loom test-torture test-install check bench \
+        model loom torture install clean
 
 all: lib
 
-# Installs what is missing, as root; otherwise says what to do. Tests that need a missing tool are skipped with the
-# reason, or fail where CI=true.
+# Installs what is missing, as root; otherwise says the line that does. A test that misses its tool is skipped with the
+# reason; with CI=true it fails.
 deps:
 	@missing="$(strip $(MISSING))"; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing $$missing"; \
-	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null; \
-	else echo "missing, install with: apt-get install $$missing"; fi
+	  apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null </dev/null; \
+	else echo "missing: apt-get install $$missing"; fi
 
-# The libraries that are shipped and measured. They come from here alone: a plain cargo build makes a library too, but
-# without link-time optimization and soname.
+# The libraries that are shipped and measured come from here alone. A plain cargo build makes a library too, but without
+# link-time optimization (cargo drops that when it makes an rlib beside) and without soname.
 lib:
-	@$(CARGO) rustc -q --release --lib --crate-type cdylib,staticlib --target-dir target/dist -- -C link-arg=-Wl,-soname,$(SONAME)
+	@$(CARGO) rustc -q --release --lib --crate-type cdylib,staticlib --target-dir target/dist -- \
+	  -C link-arg=-Wl,-soname,$(SONAME)
 	@ln -sf libbuflock.so $(DIST)/$(SONAME)
 
-# The same with test hooks, never installed.
+# The same with test hooks. Never installed.
 hooks:
-	@RUSTFLAGS="--cfg buflock_test" $(CARGO) rustc -q --release --lib --crate-type cdylib --target-dir target/hooks -- -C link-arg=-Wl,-soname,$(SONAME)
+	@RUSTFLAGS="--cfg buflock_test" $(CARGO) rustc -q --release --lib --crate-type cdylib --target-dir target/hooks -- \
+	  -C link-arg=-Wl,-soname,$(SONAME)
 	@ln -sf libbuflock.so $(HOOKS)/$(SONAME)
 
+# Several processes miss the same cache entry at once. URL=... to try another lock service.
+demo: deps lib
+	@mkdir -p target/c
+	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
+	  -Wl,-rpath,'$$ORIGIN/../dist/release'
+	@target/c/stampede $(URL)
+
+test: deps test-rust test-model test-loom test-torture test-c test-cdef test-install
+
+test-rust:
+	$(CARGO) test -q
+
+# Every state of a small table, and the bugs that must be found there. FULL=1 for the larger tables, some minutes.
+model test-model:
+	$(CARGO) test -q --release --test model -- $(if $(FULL),full)
+
+# Every execution that the C11 memory model allows.
+loom test-loom:
+	RUSTFLAGS="--cfg buflock_loom" $(CARGO) test -q --release --test loom --target-dir target/loom
+
+# Processes that are killed and stopped inside every step. SECONDS=3600 for a night.
+SECONDS ?= 30
+TORTURE := RUSTFLAGS="--cfg buflock_test" $(CARGO) test -q --release --test torture --target-dir target/hooks --
+torture:
+	$(TORTURE) $(SECONDS)
+
+test-torture:
+	$(TORTURE) mutants
+	$(TORTURE) $(SECONDS)
+
+test-c: lib hooks
+	@tests/c/run
+
+# The cdef is what LuaJIT understands.
+test-cdef: lib
+	@if command -v luajit >/dev/null; then dir=$$(mktemp -d /dev/shm/buflock-cdef.XXXXXX) && \
+	  luajit tests/cdef.lua $(DIST)/libbuflock.so "$$dir"; status=$$?; rm -r "$$dir"; exit $$status; \
+	else echo "skipped: no luajit (package luajit2)"; [ "$(CI)" != true ]; fi
+
+# What is installed is enough to build a program with.
+test-install: lib
+	@tests/install
+
+check:
+	$(CARGO) fmt --check
+	$(CARGO) clippy -q --all-targets -- -D warnings
+	$(CARGO) clippy -q --test model -- -D warnings
+	RUSTFLAGS="--cfg buflock_test" $(CARGO) clippy -q --lib --test torture --target-dir target/hooks -- -D warnings
+	RUSTFLAGS="--cfg buflock_loom" $(CARGO) clippy -q --test loom --target-dir target/loom -- -D warnings
+	@$(MAKE) --no-print-directory deps lib
+	@tests/c/header
+	@tests/c/exports
+	@git diff --exit-code -- include bindings Cargo.lock || { echo "generated files are stale: commit them"; exit 1; }
+
+# Figures, side by side in one run, into target/bench. Not a test: nothing fails.
 bench: lib
 	@$(CARGO) bench -q --bench bench
+
+# Installs what lib has built, and builds nothing: it may run as another user, without cargo.
+LIBDIR     = $(DESTDIR)$(PREFIX)/lib
+INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
+install:
+	@test -f $(DIST)/libbuflock.so || { echo "nothing is built yet: run make lib first"; exit 1; }
+	install -d $(LIBDIR)/pkgconfig $(INCLUDEDIR)
+	install -m 755 $(DIST)/libbuflock.so $(LIBDIR)/libbuflock.so.$(VERSION)
+	ln -sf libbuflock.so.$(VERSION) $(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(LIBDIR)/libbuflock.so
+	install -m 644 $(DIST)/libbuflock.a $(LIBDIR)/libbuflock.a
+	install -m 644 include/buflock.h $(INCLUDEDIR)/buflock.h
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' buflock.pc.in > $(LIBDIR)/pkgconfig/buflock.pc
 
 clean:
 	$(CARGO) clean

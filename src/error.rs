@@ -110,6 +110,8 @@ pub enum SegmentFault {
     Denied {
         /// What is not allowed.
         doing: &'static str,
+        /// With what: it, or its directory.
+        what: &'static str,
         /// Who wants it.
         euid: u32,
         /// Whose it is.
@@ -133,7 +135,7 @@ pub enum SegmentFault {
         /// Who asks.
         euid: u32,
     },
-    /// Everybody may write to it.
+    /// Others than those who are trusted may write to it.
     WorldWritable {
         /// Its permission bits.
         mode: u32,
@@ -240,16 +242,16 @@ impl fmt::Display for SegmentFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System { doing, errno } => write!(f, "{doing} failed: {}", io::Error::from_raw_os_error(*errno)),
-            Self::Denied { doing, euid, uid, gid, mode } => write!(
+            Self::Denied { doing, what, euid, uid, gid, mode } => write!(
                 f,
-                "this process (uid {euid}) has no right to {doing} it: owner {uid}, group {gid}, mode {mode:04o}"
+                "this process (uid {euid}) has no right to {doing} {what}: owner {uid}, group {gid}, mode {mode:04o}"
             ),
             Self::Kind { is, must_be } => write!(f, "it is {is}: it must be {must_be}"),
             Self::Owner { uid, euid } => {
                 write!(f, "it belongs to uid {uid}: it must belong to this process's user (uid {euid}) or root")
             }
             Self::WorldWritable { mode } => {
-                write!(f, "everybody may write to it (mode {mode:04o}): take that right away from others")
+                write!(f, "others may write to it (mode {mode:04o}): take that right away from them")
             }
             Self::NotInMemory => {
                 f.write_str("it is not on a tmpfs: mount one there, or give the option dir to use a disk on purpose")

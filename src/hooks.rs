@@ -64,11 +64,12 @@ pub enum Mutant {
 mod on {
     use super::{Mutant, Point};
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
 
     static MUTANT: AtomicU8 = AtomicU8::new(Mutant::None as u8);
     static SEQ_MASK: AtomicU16 = AtomicU16::new(u16::MAX);
     static PREFER_WAITERS: AtomicBool = AtomicBool::new(false);
+    static SLICE: AtomicU64 = AtomicU64::new(0);
     static AT_POINT: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
     /// Plants a bug in this process.
@@ -89,6 +90,11 @@ mod on {
     /// Binds new keys to slots with waiters first, a case that is rare otherwise.
     pub fn set_prefer_waiters(prefer: bool) {
         PREFER_WAITERS.store(prefer, Relaxed);
+    }
+
+    /// Lets sleeps last up to `ns`, so that a lost wake-up is not mended by the next look.
+    pub fn set_slice(ns: u64) {
+        SLICE.store(ns, Relaxed);
     }
 
     #[inline]
@@ -113,6 +119,14 @@ mod on {
     #[inline]
     pub(crate) fn prefer_waiters() -> bool {
         PREFER_WAITERS.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn slice(default: u64) -> u64 {
+        match SLICE.load(Relaxed) {
+            0 => default,
+            ns => ns,
+        }
     }
 
     /// What the environment asks of a program that can't call the functions above: BUFLOCK_TEST=panic makes every
@@ -150,6 +164,11 @@ mod off {
     #[inline(always)]
     pub(crate) const fn prefer_waiters() -> bool {
         false
+    }
+
+    #[inline(always)]
+    pub(crate) const fn slice(default: u64) -> u64 {
+        default
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@
 //! same for Rust.
 //!
 //! Dependencies point one way: `ffi` to `client`, `client` to the backends `shm` and `off`, all to the leaves `answer`,
-//! `config`, `error`, `fork`, `key`, `policy`, `stats`, `token`. The backends do not know each other.
+//! `config`, `error`, `fork`, `hex`, `key`, `policy`, `stats`, `token`. The backends do not know each other.
 
 pub mod answer;
 pub mod client;
@@ -13,6 +13,7 @@ pub mod config;
 pub mod error;
 pub mod ffi;
 pub mod fork;
+mod hex;
 pub mod hooks;
 pub mod key;
 pub mod off;

@@ -60,7 +60,10 @@ impl Shm {
         table.earlier = earlier;
         let table = Box::into_raw(table);
         let current = match self.current.compare_exchange(earlier, table, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => table,
+            Ok(_) => {
+                self.counts.reattached.fetch_add(u64::from(!earlier.is_null()), Ordering::Relaxed);
+                table
+            }
             Err(other) => {
                 // SAFETY: just made, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(table) });
@@ -77,9 +80,7 @@ impl Shm {
         if let Some(error) = deleted.mourning() {
             return Err(error);
         }
-        let table = self.attach(std::ptr::from_ref(deleted).cast_mut())?;
-        self.counts.reattached.fetch_add(1, Ordering::Relaxed);
-        Ok(table)
+        self.attach(std::ptr::from_ref(deleted).cast_mut())
     }
 
     /// The table in which a key's holder is found: a deleted one while locks in it are held.
@@ -94,15 +95,32 @@ impl Shm {
     /// The table cannot be attached, is full, or was deleted while locks in it are held.
     #[inline]
     pub fn acquire(&self, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
-        let mut table = self.table()?;
+        let table = self.table()?;
+        match table.acquire(&table.hash(key), ttl_ms, false) {
+            Attempt::Held(hold) if !table.should_look(hold.at) => Ok(Acquire::Held(table.held(hold, ttl_ms, 0))),
+            first => self.acquire_slowly(table, first, key, ttl_ms, wait_ms),
+        }
+    }
+
+    /// What is left to do when the first attempt was not simply a success.
+    #[cold]
+    fn acquire_slowly<'a>(
+        &'a self,
+        mut table: &'a Table,
+        mut attempt: Attempt,
+        key: &[u8],
+        ttl_ms: u32,
+        wait_ms: u32,
+    ) -> Result<Acquire, Error> {
+        let count = if wait_ms > 0 { &self.counts.waits } else { &self.counts.busy };
         let mut wait = Wait::new(wait_ms);
         loop {
-            let hash = table.hash(key);
-            let seen = match table.acquire(&hash, ttl_ms, wait.has_begun()) {
+            let seen = match attempt {
                 // A lock in a deleted table protects nothing.
                 Attempt::Held(hold) if table.should_look(hold.at) && table.is_deleted() => {
-                    table.undo(&hash, hold);
+                    table.undo(&table.hash(key), hold);
                     table = self.successor(table)?;
+                    attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
                     continue;
                 }
                 Attempt::Held(hold) => return Ok(Acquire::Held(table.held(hold, ttl_ms, wait.waited_ms(table)))),
@@ -117,7 +135,6 @@ impl Shm {
                 Attempt::Contended => None,
             };
             if !wait.has_begun() {
-                let count = if wait_ms > 0 { &self.counts.waits } else { &self.counts.busy };
                 count.fetch_add(1, Ordering::Relaxed);
             }
             let Some(left) = wait.left(table) else {
@@ -129,12 +146,12 @@ impl Shm {
             if table.is_deleted() {
                 wait.leave(table);
                 table = self.successor(table)?;
-                continue;
+            } else if let Some(seen) = seen {
+                wait.for_release(table, seen, left);
+            } else {
+                Wait::for_others(left);
             }
-            match seen {
-                Some(seen) => wait.for_release(table, seen, left),
-                None => Wait::for_others(left),
-            }
+            attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
         }
     }
 
@@ -234,6 +251,9 @@ impl Shm {
         if segment.header.size.abs_diff(self.settings.size) >= segment::BUCKET as u64 {
             let (is, wish) = (segment.header.size, self.settings.size);
             json.notice(&format!("{path} has {is} bytes: it was there already, so the size {wish} was ignored"));
+        }
+        if table.is_deleted() {
+            json.notice(&format!("{path} was deleted while locks in it are held: no new ones until their leases end"));
         }
         if self.counts.reattached.load(Ordering::Relaxed) > 0 {
             json.notice(&format!("{path} was deleted while in use, and a new table was attached"));

@@ -97,7 +97,7 @@ impl Place {
             return Err(fail(SegmentFault::NotInMemory));
         }
         if let Some(doing) = place.missing_right() {
-            return Err(fail(owner.denied(doing)));
+            return Err(fail(owner.denied(doing, "it")));
         }
         Ok(place)
     }
@@ -126,7 +126,7 @@ impl Place {
 
     /// Why nothing can be made here.
     pub fn denied(&self, doing: &'static str) -> SegmentFault {
-        self.owner.denied(doing)
+        self.owner.denied(doing, "its directory")
     }
 
     /// Whether a file of `uid` may be trusted here: root's, ours, or in a directory into which only root lets people
@@ -145,8 +145,8 @@ const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
 impl Owner {
     /// A right that is missing.
-    pub fn denied(self, doing: &'static str) -> SegmentFault {
-        SegmentFault::Denied { doing, euid: euid(), uid: self.uid, gid: self.gid, mode: self.mode }
+    pub fn denied(self, doing: &'static str, what: &'static str) -> SegmentFault {
+        SegmentFault::Denied { doing, what, euid: euid(), uid: self.uid, gid: self.gid, mode: self.mode }
     }
 }
 

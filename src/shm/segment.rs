@@ -389,7 +389,7 @@ fn open(place: &Place, name: &CStr) -> Result<Option<OwnedFd>, SegmentFault> {
             // SAFETY: an open fd, a C string and a struct to fill.
             let known =
                 unsafe { libc::fstatat(place.fd(), name.as_ptr(), &raw mut status, libc::AT_SYMLINK_NOFOLLOW) } == 0;
-            Err(if known { owner_in(&status).denied("read and write") } else { place.denied("search") })
+            Err(if known { owner_in(&status).denied("read and write", "it") } else { place.denied("search") })
         }
         errno => Err(SegmentFault::System { doing: "opening it", errno }),
     }

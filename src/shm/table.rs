@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// How often an acquire looks whether the file is still there: once in this many ns.
 const LOOK_EVERY: u64 = 1_000_000_000;
-/// Slot numbers that are remembered, by hash.
-const HINTS: usize = 2048;
+/// Slot numbers that are remembered, by hash: 32 KiB, of which only what is used is touched.
+const HINTS: usize = 8192;
 
 /// A table in use by this process.
 pub struct Table {
@@ -219,11 +219,12 @@ impl Table {
         now.saturating_sub(self.looked_at.load(Relaxed)) >= LOOK_EVERY
     }
 
-    /// Whether the file is deleted.
+    /// Whether the file is deleted. Once it is, every acquire looks: a lease granted here would prolong its life.
     #[cold]
     pub fn is_deleted(&self) -> bool {
-        self.looked_at.store(self.host.now(), Relaxed);
-        self.segment.is_deleted()
+        let deleted = self.segment.is_deleted();
+        self.looked_at.store(if deleted { 0 } else { self.host.now() }, Relaxed);
+        deleted
     }
 
     /// What acquires are told while leases run in a deleted table: how long they do. None: they have all ended.

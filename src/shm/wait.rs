@@ -3,7 +3,7 @@
 use super::clock::{futex_wait, sleep};
 use super::slot::{Seen, UNIT_SHIFT};
 use super::table::Table;
-use crate::hooks::{Mutant, Point, mutant, point};
+use crate::hooks::{self, Mutant, Point, mutant, point};
 use crate::policy::{NS_PER_MS, ms_passed};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Acquire;
@@ -83,7 +83,7 @@ impl Wait {
 
 /// True: a wake-up was consumed.
 fn sleep_on(futex: &AtomicU32, table: &Table, seen: Seen, left: u64, [before, after]: [Point; 2]) -> bool {
-    let until = table.clock().now() + left.min(SLICE);
+    let until = table.clock().now() + left.min(hooks::slice(SLICE));
     let Some(count) = table.slots().arm(seen, futex) else { return false };
     point(before);
     // A holder that died sends nothing: look when its lease ends.
