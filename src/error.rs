@@ -110,8 +110,6 @@ pub enum SegmentFault {
     Denied {
         /// What is not allowed.
         doing: &'static str,
-        /// With what: it, or its directory.
-        what: &'static str,
         /// Who wants it.
         euid: u32,
         /// Whose it is.
@@ -242,9 +240,9 @@ impl fmt::Display for SegmentFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System { doing, errno } => write!(f, "{doing} failed: {}", io::Error::from_raw_os_error(*errno)),
-            Self::Denied { doing, what, euid, uid, gid, mode } => write!(
+            Self::Denied { doing, euid, uid, gid, mode } => write!(
                 f,
-                "this process (uid {euid}) has no right to {doing} {what}: owner {uid}, group {gid}, mode {mode:04o}"
+                "this process (uid {euid}) has no right to {doing} it: owner {uid}, group {gid}, mode {mode:04o}"
             ),
             Self::Kind { is, must_be } => write!(f, "it is {is}: it must be {must_be}"),
             Self::Owner { uid, euid } => {

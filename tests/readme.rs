@@ -112,7 +112,7 @@ fn errors() -> Vec<Error> {
     );
     let segment = [
         S::System { doing: "DOING", errno: 4711 },
-        S::Denied { doing: "DOING", what: "WHAT", euid, uid, gid, mode },
+        S::Denied { doing: "DOING", euid, uid, gid, mode },
         S::Kind { is: "KIND", must_be: "KIND" },
         S::Owner { uid, euid },
         S::WorldWritable { mode },

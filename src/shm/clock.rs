@@ -10,6 +10,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     ahead: i64,
+    start_times_are_shifted: bool,
 }
 
 impl Clock {
@@ -24,8 +25,14 @@ impl Clock {
         {
             return Err(SegmentFault::TimeNamespace);
         }
-        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        Ok(Self { ahead: monotonic_offset(&offsets).unwrap_or(0) })
+        let offsets = proc_text("/proc/self/timens_offsets")?;
+        let offset = |clock| offset_of(clock, &offsets).unwrap_or(0);
+        Ok(Self { ahead: offset("monotonic"), start_times_are_shifted: offset("boottime") != 0 })
+    }
+
+    /// Whether `/proc` says other start times of processes than it says elsewhere.
+    pub fn start_times_are_shifted(self) -> bool {
+        self.start_times_are_shifted
     }
 
     /// Nanoseconds since the machine started, suspends not counted.
@@ -43,6 +50,20 @@ impl Clock {
     pub fn for_futex(self, time: u64) -> libc::timespec {
         let own = time.saturating_add_signed(self.ahead);
         libc::timespec { tv_sec: signed(own / NS_PER_S), tv_nsec: signed(own % NS_PER_S) }
+    }
+}
+
+/// The text of a file below `/proc`; empty where there is none. That this process may open no more files, or gets no
+/// memory, is no such answer: another clock or another boot would be believed.
+pub fn proc_text(path: &str) -> Result<String, SegmentFault> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text),
+        Err(error) => match error.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                Err(SegmentFault::System { doing: "reading /proc", errno })
+            }
+            _ => Ok(String::new()),
+        },
     }
 }
 
@@ -64,8 +85,8 @@ fn signed(value: u64) -> i64 {
 }
 
 /// The offset in nanoseconds, from a line like `monotonic  -86400  500000000`.
-fn monotonic_offset(offsets: &str) -> Option<i64> {
-    let line = offsets.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+fn offset_of(clock: &str, offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix(clock))?;
     let mut numbers = line.split_whitespace().map(str::parse::<i64>);
     let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
@@ -116,10 +137,10 @@ mod tests {
 
     #[test]
     fn reads_the_kernels_table() {
-        assert_eq!(monotonic_offset("monotonic           0         0\nboottime  0 0\n"), Some(0));
-        assert_eq!(monotonic_offset("monotonic   -5  700000000\n"), Some(-4_300_000_000));
-        assert_eq!(monotonic_offset("monotonic    100000         0\n"), Some(100_000_000_000_000));
-        assert_eq!(monotonic_offset(""), None);
-        assert_eq!(monotonic_offset("monotonic x y"), None);
+        assert_eq!(offset_of("monotonic", "monotonic           0         0\nboottime  0 0\n"), Some(0));
+        assert_eq!(offset_of("monotonic", "monotonic   -5  700000000\n"), Some(-4_300_000_000));
+        assert_eq!(offset_of("monotonic", "monotonic    100000         0\n"), Some(100_000_000_000_000));
+        assert_eq!(offset_of("monotonic", ""), None);
+        assert_eq!(offset_of("monotonic", "monotonic x y"), None);
     }
 }

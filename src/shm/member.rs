@@ -59,6 +59,9 @@ impl Identity {
     /// This process's; None without `/proc`.
     fn of_this_process() -> Option<Self> {
         let pid = std::process::id();
+        if !proc_is_ours(pid) {
+            return None;
+        }
         Some(Self::new(own_namespace()?, start_time(pid)?, pid))
     }
 
@@ -85,6 +88,15 @@ impl Identity {
     }
 }
 
+/// Whether `/proc` is that of our pid namespace. In another's, numbers mean other processes.
+fn proc_is_ours(pid: u32) -> bool {
+    let mut own = [0u8; 16];
+    // SAFETY: a C string, and a buffer with its size.
+    let length = unsafe { libc::readlink(c"/proc/self".as_ptr(), own.as_mut_ptr().cast(), own.len()) };
+    let own = usize::try_from(length).ok().and_then(|length| std::str::from_utf8(&own[..length]).ok());
+    own.and_then(|own| own.parse().ok()) == Some(pid)
+}
+
 /// The pid namespace's number.
 fn own_namespace() -> Option<u64> {
     std::fs::metadata("/proc/self/ns/pid").ok().map(|namespace| namespace.ino())
@@ -107,7 +119,8 @@ fn start_time(pid: u32) -> Option<u64> {
 }
 
 /// Takes a record for this process: an unused one, else a dead process's. [`Owner::NO_RECORD`]: there is none.
-pub fn join(members: &[Member; MEMBERS], now: u64) -> u16 {
+/// `version` says what the process runs: ABI number in the high half, layout version in the low one.
+pub fn join(members: &[Member; MEMBERS], now: u64, version: u32) -> u16 {
     let Some(own) = Identity::of_this_process() else { return Owner::NO_RECORD };
     let take = |usable: &dyn Fn(u64) -> bool| {
         members.iter().position(|member| {
@@ -120,7 +133,7 @@ pub fn join(members: &[Member; MEMBERS], now: u64) -> u16 {
     };
     let member = &members[place];
     member.joined.store(now >> UNIT_SHIFT, Relaxed);
-    member.version.store(crate::ABI << 16 | super::segment::LAYOUT, Relaxed);
+    member.version.store(version, Relaxed);
     u16::try_from(place + 1).unwrap_or(Owner::NO_RECORD)
 }
 
@@ -169,14 +182,14 @@ mod tests {
     #[test]
     fn records_are_given_out_and_given_back() {
         let members = table();
-        assert_eq!(join(&members, 0), 1);
-        assert_eq!(join(&members, 0), 2);
+        assert_eq!(join(&members, 0, 0), 1);
+        assert_eq!(join(&members, 0, 0), 2);
         leave(&members, 1);
-        assert_eq!(join(&members, 0), 1);
+        assert_eq!(join(&members, 0, 0), 1);
         for number in 3..=64 {
-            assert_eq!(join(&members, 0), number);
+            assert_eq!(join(&members, 0, 0), number);
         }
-        assert_eq!(join(&members, 0), Owner::NO_RECORD);
+        assert_eq!(join(&members, 0, 0), Owner::NO_RECORD);
         assert_eq!(count(&members), 64);
         leave(&members, Owner::NO_RECORD);
         leave(&members, 0);
@@ -192,20 +205,20 @@ mod tests {
             member.id.store(own.0 ^ 1 << PID_BITS, Relaxed);
         }
         members[7].id.store(own.0, Relaxed);
-        assert_eq!(join(&members, 0), 1);
+        assert_eq!(join(&members, 0, 0), 1);
         for (number, member) in (1..).zip(members.iter()) {
             if number != 8 {
                 // Alive, but of another namespace: out of sight.
                 member.id.store(own.0 ^ 1 << (PID_BITS + START_BITS), Relaxed);
             }
         }
-        assert_eq!(join(&members, 0), Owner::NO_RECORD);
+        assert_eq!(join(&members, 0, 0), Owner::NO_RECORD);
     }
 
     #[test]
     fn a_hold_older_than_the_record_has_an_unknown_holder() {
         let members = table();
-        let number = join(&members, 100 << UNIT_SHIFT);
+        let number = join(&members, 100 << UNIT_SHIFT, 0);
         let pid = Holder::Process(std::process::id());
         assert_eq!(holder(&members, Owner::new(number, 100, 1)), pid);
         assert_eq!(holder(&members, Owner::new(number, 101, 1)), pid);

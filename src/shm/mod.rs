@@ -137,19 +137,22 @@ impl Shm {
             if !wait.has_begun() {
                 count.fetch_add(1, Ordering::Relaxed);
             }
-            let Some(left) = wait.left(table) else {
+            let left = wait.left(table);
+            if (left.is_some() || table.should_look(table.clock().now())) && table.is_deleted() {
+                wait.leave(table);
+                table = self.successor(table)?;
+                attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
+                continue;
+            }
+            let Some(left) = left else {
                 wait.leave(table);
                 let waited_ms = wait.waited_ms(table);
                 let unknown = Busy { waited_ms, ..Busy::default() };
                 return Ok(Acquire::Busy(seen.map_or(unknown, |seen| table.busy(seen, waited_ms))));
             };
-            if table.is_deleted() {
-                wait.leave(table);
-                table = self.successor(table)?;
-            } else if let Some(seen) = seen {
-                wait.for_release(table, seen, left);
-            } else {
-                Wait::for_others(left);
+            match seen {
+                Some(seen) => wait.for_release(table, seen, left),
+                None => Wait::for_others(left),
             }
             attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
         }

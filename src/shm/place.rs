@@ -59,9 +59,16 @@ impl Place {
         }
         let private = PathBuf::from(format!("/dev/shm/buflock-{}", euid()));
         let name = c_path(&private)?;
-        // SAFETY: a C string. Whatever comes of it, opening tells.
-        unsafe { libc::mkdir(name.as_ptr(), 0o700) };
-        Self::open(&private, true, false)
+        // SAFETY: a C string.
+        let made = unsafe { libc::mkdir(name.as_ptr(), 0o700) } == 0;
+        let errno = errno();
+        Self::open(&private, true, false).map_err(|error| match error {
+            // What is not there could not be made.
+            Error::Segment { path, fault: SegmentFault::System { errno: libc::ENOENT, .. } } if !made => {
+                Error::Segment { path, fault: SegmentFault::System { doing: "making the directory", errno } }
+            }
+            error => error,
+        })
     }
 
     fn open(path: &Path, private: bool, disk_is_meant: bool) -> Result<Self, Error> {
@@ -97,7 +104,7 @@ impl Place {
             return Err(fail(SegmentFault::NotInMemory));
         }
         if let Some(doing) = place.missing_right() {
-            return Err(fail(owner.denied(doing, "it")));
+            return Err(fail(owner.denied(doing)));
         }
         Ok(place)
     }
@@ -125,8 +132,8 @@ impl Place {
     }
 
     /// Why nothing can be made here.
-    pub fn denied(&self, doing: &'static str) -> SegmentFault {
-        self.owner.denied(doing, "its directory")
+    pub fn denied(&self, doing: &'static str) -> Error {
+        Error::Segment { path: self.path.clone(), fault: self.owner.denied(doing) }
     }
 
     /// Whether a file of `uid` may be trusted here: root's, ours, or in a directory into which only root lets people
@@ -145,8 +152,8 @@ const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
 impl Owner {
     /// A right that is missing.
-    pub fn denied(self, doing: &'static str, what: &'static str) -> SegmentFault {
-        SegmentFault::Denied { doing, what, euid: euid(), uid: self.uid, gid: self.gid, mode: self.mode }
+    pub fn denied(self, doing: &'static str) -> SegmentFault {
+        SegmentFault::Denied { doing, euid: euid(), uid: self.uid, gid: self.gid, mode: self.mode }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A table's file: made whole or not at all, checked before it is mapped, and noticed when it is deleted.
 
 use super::atomics::Native;
-use super::clock::{errno, wall};
+use super::clock::{errno, proc_text, sleep, wall};
 use super::member::{MEMBERS, Member};
 use super::place::{Place, c_path, euid, owner_in, status};
 use super::slot::{Bucket, Slot, UNIT_SHIFT};
@@ -30,6 +30,9 @@ const ENDIAN: u32 = 0x0102_0304;
 const CLOCK: u32 = 1;
 /// How often making and opening may get in one another's way.
 const TRIES: usize = 16;
+/// How often, and after how many ns, the lock on a file to be replaced is tried: for about a second.
+const LOCK_TRIES: usize = 1000;
+const LOCK_PAUSE: u64 = 1_000_000;
 
 /// The plain part of the header. It is checked once and copied; nothing reads it again.
 #[repr(C)]
@@ -172,8 +175,8 @@ const fn small(size: usize) -> u32 {
 }
 
 impl Header {
-    fn new(size: u64) -> Result<Self, Error> {
-        let random = || SysRng.try_next_u64().map_err(|_| Error::NoRandom);
+    fn new(size: u64) -> Result<Self, MakeError> {
+        let random = || SysRng.try_next_u64().map_err(|_| MakeError::Other(Error::NoRandom));
         let most = u64::from(u32::MAX) / SLOTS as u64;
         let buckets = (size.saturating_sub(HEAD as u64) / BUCKET as u64).clamp(1, most);
         let buckets = u32::try_from(buckets).unwrap_or(1);
@@ -190,7 +193,7 @@ impl Header {
             clock,
             unit_shift,
             secret: [random()?, random()?],
-            boot: boot_id(),
+            boot: boot_id()?,
             created: wall() / 1000,
             uid: euid(),
             // SAFETY: it can't fail.
@@ -242,17 +245,17 @@ impl Header {
     }
 
     /// Whether all who held locks in it are gone: it was made before the machine started.
-    fn is_of_an_earlier_boot(&self) -> bool {
-        let boot = boot_id();
-        boot != [0; 16] && self.boot != [0; 16] && self.boot != boot
+    fn is_of_an_earlier_boot(&self) -> Result<bool, SegmentFault> {
+        let boot = boot_id()?;
+        Ok(boot != [0; 16] && self.boot != [0; 16] && self.boot != boot)
     }
 }
 
 /// The number of this run of the machine; zeros without `/proc`.
-fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+fn boot_id() -> Result<[u8; 16], SegmentFault> {
+    let text = proc_text("/proc/sys/kernel/random/boot_id")?;
     let digits = text.chars().filter(char::is_ascii_hexdigit).collect::<String>();
-    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+    Ok(u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes))
 }
 
 /// A table's file, mapped.
@@ -312,14 +315,14 @@ impl Segment {
         let fail = |fault| Error::Segment { path: path.clone(), fault };
         let c_name = c_path(name.as_ref())?;
         for _ in 0..TRIES {
-            let Some(file) = open(place, &c_name).map_err(&fail)? else {
-                make(place, &c_name, size, mode.unwrap_or(place.file_mode()), Publish::New)
-                    .map_err(|error| error.at(&path))?;
+            let Some(file) = open(place, &c_name).map_err(|error| error.at(&path))? else {
+                let draft = Draft::filled(place, size, mode.unwrap_or(place.file_mode()));
+                draft.and_then(|draft| draft.publish(&c_name)).map_err(|error| error.at(&path))?;
                 continue; // and open it as everybody does: perhaps another made it first
             };
             let (status, header) = check(place, &file).map_err(&fail)?;
-            if header.is_of_an_earlier_boot() {
-                replace(place, &c_name, &file, &header, status.st_mode & 0o777).map_err(|error| error.at(&path))?;
+            if header.is_of_an_earlier_boot().map_err(&fail)? {
+                replace(place, &c_name, &file, &header, &status).map_err(|error| error.at(&path))?;
                 continue;
             }
             let length = usize::try_from(header.size).map_err(|_| Error::NoMemory)?;
@@ -348,17 +351,20 @@ impl Segment {
 
     /// Whether its name is gone or another's. A path that we may not look at (any more) tells nothing.
     pub fn is_deleted(&self) -> bool {
-        if let Some(status) = self.file.status() {
-            return status.st_nlink == 0;
+        let kept = self.file.status();
+        if kept.is_some_and(|status| status.st_nlink == 0) {
+            return true;
         }
         let Ok(path) = c_path(&self.path) else { return false };
         // SAFETY: zero is a value of this plain struct.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a C string and a struct to fill.
         if unsafe { libc::lstat(path.as_ptr(), &raw mut status) } == 0 {
-            return !self.file.is(&status);
+            return !self.file.is(&status); // moved away, or hidden by a mount, and there is another in its place
         }
-        errno() == libc::ENOENT
+        // A file that has a name, but not this one, is out of reach of others, or of us after a chroot: harmless as
+        // long as there is no other.
+        kept.is_none() && errno() == libc::ENOENT
     }
 }
 
@@ -371,7 +377,7 @@ impl Drop for Segment {
 
 /// Opens the file; None: it does not exist. Opening never makes it: where files of others in sticky directories are
 /// protected, that right would be refused.
-fn open(place: &Place, name: &CStr) -> Result<Option<OwnedFd>, SegmentFault> {
+fn open(place: &Place, name: &CStr) -> Result<Option<OwnedFd>, MakeError> {
     let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
     // SAFETY: an open fd and a C string.
     let fd = unsafe { libc::openat(place.fd(), name.as_ptr(), flags) };
@@ -379,19 +385,21 @@ fn open(place: &Place, name: &CStr) -> Result<Option<OwnedFd>, SegmentFault> {
         // SAFETY: just opened, and nobody else's.
         return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
     }
+    let kind = |is| Err(SegmentFault::Kind { is, must_be: "a regular file" }.into());
     match errno() {
         libc::ENOENT => Ok(None),
-        libc::ELOOP => Err(SegmentFault::Kind { is: "a symbolic link", must_be: "a regular file" }),
-        libc::EISDIR => Err(SegmentFault::Kind { is: "a directory", must_be: "a regular file" }),
+        libc::ELOOP => kind("a symbolic link"),
+        libc::EISDIR => kind("a directory"),
+        libc::ENXIO => kind("a special file"), // a socket, or a device that is not there
         libc::EACCES => {
             // SAFETY: zero is a value of this plain struct.
             let mut status: libc::stat = unsafe { std::mem::zeroed() };
             // SAFETY: an open fd, a C string and a struct to fill.
             let known =
                 unsafe { libc::fstatat(place.fd(), name.as_ptr(), &raw mut status, libc::AT_SYMLINK_NOFOLLOW) } == 0;
-            Err(if known { owner_in(&status).denied("read and write", "it") } else { place.denied("search") })
+            Err(if known { owner_in(&status).denied("read and write").into() } else { place.denied("search").into() })
         }
-        errno => Err(SegmentFault::System { doing: "opening it", errno }),
+        errno => Err(SegmentFault::System { doing: "opening it", errno }.into()),
     }
 }
 
@@ -436,15 +444,6 @@ fn map(file: &OwnedFd, length: usize) -> Result<NonNull<u8>, SegmentFault> {
     NonNull::new(base.cast()).ok_or(SegmentFault::System { doing: "mapping it", errno: libc::ENOMEM })
 }
 
-/// How a new file gets its name.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Publish {
-    /// Unless there is one already.
-    New,
-    /// In place of the one there.
-    Replace,
-}
-
 /// A failure to make a file: of the file itself, or of the process.
 enum MakeError {
     Fault(SegmentFault),
@@ -460,28 +459,16 @@ impl MakeError {
     }
 }
 
+impl From<Error> for MakeError {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
 impl From<SegmentFault> for MakeError {
     fn from(fault: SegmentFault) -> Self {
         Self::Fault(fault)
     }
-}
-
-/// Makes a file that nobody can see, fills it, and gives it its name: killed in between, nothing is left.
-fn make(place: &Place, name: &CStr, size: u64, mode: u32, publish: Publish) -> Result<(), MakeError> {
-    let header = Header::new(size).map_err(MakeError::Other)?;
-    let draft = Draft::new(place)?;
-    allocate(&draft.file, header.size)?;
-    // All slots and counters begin as zeros, so the header is all there is to write.
-    // SAFETY: a plain struct without padding, read as bytes.
-    let written = unsafe { libc::pwrite(draft.file.as_raw_fd(), (&raw const header).cast(), size_of::<Header>(), 0) };
-    if written != size_of::<Header>().cast_signed() {
-        return Err(SegmentFault::System { doing: "writing its header", errno: errno() }.into());
-    }
-    // SAFETY: an open fd. The umask has cut the mode it was made with.
-    if unsafe { libc::fchmod(draft.file.as_raw_fd(), mode) } != 0 {
-        return Err(SegmentFault::System { doing: "setting its permission bits", errno: errno() }.into());
-    }
-    Ok(draft.publish(place, name, publish)?)
 }
 
 /// A file on its way to its name.
@@ -493,7 +480,26 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(place: &'a Place) -> Result<Self, SegmentFault> {
+    /// Makes a whole file that nobody can see: killed before it has its name, nothing is left.
+    fn filled(place: &'a Place, size: u64, mode: u32) -> Result<Self, MakeError> {
+        let header = Header::new(size)?;
+        let draft = Self::new(place)?;
+        let fd = draft.file.as_raw_fd();
+        allocate(&draft.file, header.size)?;
+        // All slots and counters begin as zeros, so the header is all there is to write.
+        // SAFETY: a plain struct without padding, read as bytes.
+        let written = unsafe { libc::pwrite(fd, (&raw const header).cast(), size_of::<Header>(), 0) };
+        if written != size_of::<Header>().cast_signed() {
+            return Err(SegmentFault::System { doing: "writing its header", errno: errno() }.into());
+        }
+        // SAFETY: an open fd. The umask has cut the mode it was made with.
+        if unsafe { libc::fchmod(fd, mode) } != 0 {
+            return Err(SegmentFault::System { doing: "setting its permission bits", errno: errno() }.into());
+        }
+        Ok(draft)
+    }
+
+    fn new(place: &'a Place) -> Result<Self, MakeError> {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: an open fd and a C string.
         let fd = unsafe { libc::openat(place.fd(), c".".as_ptr(), flags | libc::O_TMPFILE, 0o600) };
@@ -510,36 +516,44 @@ impl<'a> Draft<'a> {
         let fd = unsafe { libc::openat(place.fd(), name.as_ptr(), flags | libc::O_CREAT | libc::O_EXCL, 0o600) };
         if fd < 0 {
             return Err(match errno() {
-                libc::EACCES | libc::EPERM => place.denied("create files in"),
-                errno => SegmentFault::System { doing: "creating it", errno },
+                libc::EACCES | libc::EPERM => place.denied("create files in").into(),
+                errno => SegmentFault::System { doing: "creating it", errno }.into(),
             });
         }
         // SAFETY: just opened, and nobody else's.
         Ok(Self { file: unsafe { OwnedFd::from_raw_fd(fd) }, place, name: Some(name) })
     }
 
-    fn publish(mut self, place: &Place, name: &CStr, publish: Publish) -> Result<(), SegmentFault> {
-        if publish == Publish::Replace {
-            // Renaming replaces, linking does not: give it a name first.
-            if self.name.is_none() {
-                let hidden = hidden_name();
-                self.link(&hidden)?;
-                self.name = Some(hidden);
-            }
-            let Some(hidden) = self.name.take() else { return Ok(()) };
-            // SAFETY: open fds and C strings.
-            if unsafe { libc::renameat(place.fd(), hidden.as_ptr(), place.fd(), name.as_ptr()) } != 0 {
-                let errno = errno();
-                self.name = Some(hidden);
-                return Err(SegmentFault::System { doing: "replacing it after a restart", errno });
-            }
-            return Ok(());
+    /// Gives the file a name. That another has it already is no failure: the next look finds that file.
+    fn publish(&self, name: &CStr) -> Result<(), MakeError> {
+        match self.link(name) {
+            Ok(()) | Err(libc::EEXIST) => Ok(()),
+            Err(libc::EACCES | libc::EPERM) => Err(self.place.denied("create files in").into()),
+            Err(errno) => Err(SegmentFault::System { doing: "naming it", errno }.into()),
         }
-        self.link(name)
     }
 
-    /// Gives the file a name. That another has it already is no failure: the next look finds that file.
-    fn link(&self, name: &CStr) -> Result<(), SegmentFault> {
+    /// Gives the file the name of another, for those who hold the lock on that.
+    ///
+    /// Renaming replaces, linking does not, but a nameless file cannot be renamed. So it gets a name in between, and
+    /// always the same: what a killed process left there is in nobody's way.
+    fn replace(&self, name: &CStr) -> Result<(), i32> {
+        let hidden = CString::new([b".new-", name.to_bytes()].concat()).unwrap_or_default();
+        let (fd, hidden) = (self.place.fd(), hidden.as_c_str());
+        // SAFETY: an open fd and a C string.
+        let forget = || unsafe { libc::unlinkat(fd, hidden.as_ptr(), 0) };
+        forget();
+        self.link(hidden)?;
+        // SAFETY: open fds and C strings.
+        if unsafe { libc::renameat(fd, hidden.as_ptr(), fd, name.as_ptr()) } == 0 {
+            return Ok(());
+        }
+        let errno = errno();
+        forget();
+        Err(errno)
+    }
+
+    fn link(&self, name: &CStr) -> Result<(), i32> {
         let fd = self.place.fd();
         let linked = match &self.name {
             // SAFETY: open fds and C strings.
@@ -550,12 +564,7 @@ impl<'a> Draft<'a> {
                 unsafe { libc::linkat(libc::AT_FDCWD, own.as_ptr(), fd, name.as_ptr(), libc::AT_SYMLINK_FOLLOW) }
             }
         };
-        match errno() {
-            _ if linked == 0 => Ok(()),
-            libc::EEXIST => Ok(()),
-            libc::EACCES | libc::EPERM => Err(self.place.denied("create files in")),
-            errno => Err(SegmentFault::System { doing: "naming it", errno }),
-        }
+        if linked == 0 { Ok(()) } else { Err(errno()) }
     }
 }
 
@@ -604,19 +613,36 @@ fn allocate(file: &OwnedFd, size: u64) -> Result<(), SegmentFault> {
 }
 
 /// Puts a new file in the place of one from before the machine started. One process does it; the others find its file.
-fn replace(place: &Place, name: &CStr, old: &OwnedFd, header: &Header, mode: u32) -> Result<(), MakeError> {
-    // SAFETY: an open fd. Whoever is killed meanwhile lets go of the lock.
-    while unsafe { libc::flock(old.as_raw_fd(), libc::LOCK_EX) } != 0 {
-        if errno() != libc::EINTR {
-            return Err(SegmentFault::System { doing: "locking it to replace it", errno: errno() }.into());
-        }
-    }
+fn replace(place: &Place, name: &CStr, old: &OwnedFd, header: &Header, status: &libc::stat) -> Result<(), MakeError> {
+    lock(old)?;
     let still_named = match open(place, name)? {
-        Some(current) => {
-            let (current, old) = (status(current.as_raw_fd()), status(old.as_raw_fd()));
-            current.zip(old).is_some_and(|(a, b)| a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-        }
+        Some(current) => self::status(current.as_raw_fd())
+            .is_some_and(|current| current.st_dev == status.st_dev && current.st_ino == status.st_ino),
         None => false,
     };
-    if still_named { make(place, name, header.size, mode, Publish::Replace) } else { Ok(()) }
+    if !still_named {
+        return Ok(());
+    }
+    let new = Draft::filled(place, header.size, status.st_mode & 0o777)?;
+    new.replace(name).map_err(|errno| match errno {
+        // Only its owner may in a sticky directory.
+        libc::EACCES | libc::EPERM => owner_in(status).denied("replace").into(),
+        errno => SegmentFault::System { doing: "replacing it after a restart", errno }.into(),
+    })
+}
+
+/// Locks a file. Whoever is killed meanwhile lets go of the lock; for one that is stopped there is no use in waiting.
+fn lock(file: &OwnedFd) -> Result<(), SegmentFault> {
+    let fail = |errno| Err(SegmentFault::System { doing: "waiting for the process that replaces it", errno });
+    for _ in 0..LOCK_TRIES {
+        // SAFETY: an open fd.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(());
+        }
+        match errno() {
+            libc::EINTR | libc::EWOULDBLOCK => sleep(LOCK_PAUSE),
+            errno => return fail(errno),
+        }
+    }
+    fail(libc::ETIMEDOUT)
 }

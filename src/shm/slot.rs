@@ -460,7 +460,7 @@ impl<'a, H: Host, const N: usize> Slots<'a, H, N> {
         let Seen { slot, mut word } = seen;
         let of_slot = mutant(Mutant::FenceOfSlotBucket);
         let bucket = if of_slot { slot as usize / N } else { key.first as usize };
-        let fence = self.buckets[bucket].fence.fetch_add(1, AcqRel) + 1;
+        let fence = self.buckets[bucket].fence.fetch_add(1, AcqRel).wrapping_add(1);
         let at = self.host.now();
         let until = (at + wish.ttl).div_ceil(1 << UNIT_SHIFT); // rounded up: a lease never ends early
         point(Point::BeforeTake);

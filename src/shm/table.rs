@@ -3,7 +3,7 @@
 use super::clock::{Clock, futex_wake};
 use super::member;
 use super::place::Place;
-use super::segment::{SLOTS, Segment};
+use super::segment::{LAYOUT, SLOTS, Segment};
 use super::slot::{Attempt, Event, Hold, Host, Owner, Seen, Slots, UNIT_SHIFT, Wish};
 use crate::answer::{Busy, Held, Holder, Verdict};
 use crate::config::Settings;
@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// How often an acquire looks whether the file is still there: once in this many ns.
 const LOOK_EVERY: u64 = 1_000_000_000;
+/// Fence numbers are below 2^53: scripting languages keep numbers as floating point.
+const FENCES: u64 = (1 << 53) - 1;
 /// Slot numbers that are remembered, by hash: 32 KiB, of which only what is used is touched.
 const HINTS: usize = 8192;
 
@@ -140,7 +142,8 @@ impl Table {
         let high = u64::from(hold.slot) << 32 | u64::from(self.segment.header.id);
         Held {
             token: Token::from_halves(high, hold.owner.0),
-            fence: self.segment.header.created + hold.fence,
+            // Masked for the sake of a damaged counter.
+            fence: self.segment.header.created.wrapping_add(hold.fence) & FENCES,
             left_ms: ttl_ms,
             waited_ms,
         }
@@ -205,7 +208,10 @@ impl Table {
     #[cold]
     fn join(&self) -> u16 {
         let members = &self.segment.head().members;
-        let number = member::join(members, self.host.now());
+        // There, the living look dead and the dead alive. Locking works without a record.
+        let shifted = self.host.clock.start_times_are_shifted();
+        let version = crate::ABI << 16 | LAYOUT;
+        let number = if shifted { Owner::NO_RECORD } else { member::join(members, self.host.now(), version) };
         if self.host.member.set(u32::from(number)) {
             return number;
         }
@@ -219,11 +225,15 @@ impl Table {
         now.saturating_sub(self.looked_at.load(Relaxed)) >= LOOK_EVERY
     }
 
-    /// Whether the file is deleted. Once it is, every acquire looks: a lease granted here would prolong its life.
+    /// Whether the file is deleted.
     #[cold]
     pub fn is_deleted(&self) -> bool {
+        self.looked_at.store(self.host.now(), Relaxed);
         let deleted = self.segment.is_deleted();
-        self.looked_at.store(if deleted { 0 } else { self.host.now() }, Relaxed);
+        if deleted {
+            // No lock in it is to be handed out without another look, not even within the second.
+            self.looked_at.store(0, Relaxed);
+        }
         deleted
     }
 
@@ -248,7 +258,7 @@ impl Table {
 
     /// How many fence numbers were given out: about one per acquire.
     pub fn fences(&self) -> u64 {
-        self.segment.buckets().iter().map(|bucket| bucket.fence.load(Relaxed)).sum()
+        self.segment.buckets().iter().map(|bucket| bucket.fence.load(Relaxed)).fold(0, u64::wrapping_add)
     }
 
     /// How many processes have a member record.
