@@ -8,6 +8,7 @@
 #[repr(u8)]
 #[allow(missing_docs)]
 pub enum Point {
+    BeforeVictim,
     Claimed,
     KeyRead,
     OwnerResetRead,
@@ -43,6 +44,7 @@ impl Point {
 #[allow(missing_docs)]
 pub enum Mutant {
     None,
+    ClaimClockFirst,
     NoRescan,
     RescanIgnoresPending,
     BlindRelease,

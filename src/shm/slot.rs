@@ -23,8 +23,9 @@
 //! 2. A PENDING, FREE or HELD slot carries the key of whoever published that PENDING: key words change only by CAS from
 //!    a value that was read *before* the claim was seen still standing, and their tags do not repeat.
 //! 3. HELD with `now < until` ends only by a release that names the hold. So no two hold an unexpired lock.
-//! 4. A word never comes back (no ABA): `until` of a HELD word grows; all others take it from a clock read in the same
-//!    131 us unit, in which 65,536 transitions cannot happen. So do not coarsen the unit or the clock.
+//! 4. A word never comes back (no ABA), nor does the tag of a key word: each comes from a clock read after the word that
+//!    it replaces and before the CAS, and 65,536 transitions cannot happen in one 131 us unit. So do not coarsen the
+//!    unit or the clock, and do not read it earlier.
 //! 5. A token names the *hold* by the owner word O, written before acquire returns; O counts only while its sequence
 //!    number is the word's. Between a take and its O the slot still shows the last holder's O.
 //! 6. Nobody sleeps on a key that nobody holds, but for a kill between a release and its wake-up: then until the slice
@@ -508,9 +509,12 @@ impl<'a, H: Host, const N: usize> Slots<'a, H, N> {
     /// Binds the key to a slot and takes it.
     #[cold]
     fn bind(&self, key: &KeyHash, wish: &Wish) -> Bound {
-        let now = self.units();
-        let Some((victim, rank)) = self.victim(key, now) else { return Bound::Full };
+        let before = self.units();
+        point(Point::BeforeVictim);
+        let Some((victim, rank)) = self.victim(key, before) else { return Bound::Full };
         let Seen { slot, word } = victim;
+        // Behind the victim's word: else a binder that was stopped in between would write tags that were there before.
+        let now = if mutant(Mutant::ClaimClockFirst) { before } else { self.units() };
         let claim = Word::new(now + CLAIM_UNITS, word.seq().wrapping_add(1), State::Claim);
         if !self.cas(slot, word, claim) {
             return Bound::Again;
