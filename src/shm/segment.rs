@@ -263,6 +263,8 @@ fn boot_id() -> Result<[u8; 16], SegmentFault> {
 pub struct Segment {
     /// Where it is.
     pub path: PathBuf,
+    /// The same, made beforehand: looks at it do not allocate.
+    c_path: CString,
     /// Whether it is private to this user by the rule of place.
     pub private: bool,
     /// Its header, as it was checked.
@@ -329,7 +331,7 @@ impl Segment {
             let base = map(&file, length).map_err(&fail)?;
             let fd = file.into_raw_fd();
             let file = KeptFile { fd, device: status.st_dev, inode: status.st_ino };
-            return Ok(Self { path, private: place.private, header, base, length, file });
+            return Ok(Self { c_path: c_path(&path)?, path, private: place.private, header, base, length, file });
         }
         Err(fail(SegmentFault::System { doing: "making it while others make and delete it", errno: libc::EAGAIN }))
     }
@@ -355,11 +357,10 @@ impl Segment {
         if kept.is_some_and(|status| status.st_nlink == 0) {
             return true;
         }
-        let Ok(path) = c_path(&self.path) else { return false };
         // SAFETY: zero is a value of this plain struct.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a C string and a struct to fill.
-        if unsafe { libc::lstat(path.as_ptr(), &raw mut status) } == 0 {
+        if unsafe { libc::lstat(self.c_path.as_ptr(), &raw mut status) } == 0 {
             return !self.file.is(&status); // moved away, or hidden by a mount, and there is another in its place
         }
         // A file that has a name, but not this one, is out of reach of others, or of us after a chroot: harmless as
