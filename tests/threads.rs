@@ -11,8 +11,8 @@ use lock::{client, file, hold, names, number, small};
 use std::cell::UnsafeCell;
 use std::fs;
 use std::sync::Barrier;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,30 +36,37 @@ fn in_threads<T: Send>(body: impl Fn(usize) -> T + Sync) -> Vec<T> {
 
 /// What only the holder of a lock may touch.
 #[derive(Default)]
-struct Protected(UnsafeCell<Inside>);
-
-#[derive(Default)]
-struct Inside {
-    count: u64,
-    fence: u64,
+struct Protected {
+    count: UnsafeCell<u64>,
+    in_use: AtomicBool,
+    fence: AtomicU64,
 }
 
-// SAFETY: touched under the lock alone; whether that is enough is what is tested.
+// SAFETY: the cell is touched under the lock alone; whether that is enough is what is tested.
 unsafe impl Sync for Protected {}
 
 impl Protected {
     /// Counts one hold, in steps that another holder would disturb.
-    fn count(&self, held: &Held) {
+    fn count(&self) {
+        assert!(!self.in_use.swap(true, Relaxed), "two holders");
         // SAFETY: the caller holds the lock.
-        let inside = unsafe { &mut *self.0.get() };
-        let count = inside.count;
-        assert!(held.fence > inside.fence, "fence {} after {}", held.fence, inside.fence);
-        inside.fence = held.fence;
+        let count = unsafe { self.count.get().read() };
         if count.is_multiple_of(16) {
             thread::yield_now();
         }
-        inside.count = std::hint::black_box(count) + 1;
+        // SAFETY: as above.
+        unsafe { self.count.get().write(count + 1) };
+        self.in_use.store(false, Relaxed);
     }
+
+    fn check_fence(&self, held: &Held) {
+        let last = self.fence.swap(held.fence, Relaxed);
+        assert!(held.fence > last, "fence number {} after {last}", held.fence);
+    }
+}
+
+fn sum<const N: usize>(all: [Protected; N]) -> u64 {
+    all.into_iter().map(|protected| protected.count.into_inner()).sum()
 }
 
 /// Acquires as long as it takes: others hold the lock for a moment only.
@@ -80,16 +87,17 @@ fn a_lock_has_one_holder() {
     let dir = Dir::new("threads");
     let client = client(&small(&dir));
     let keys = ["a", "b", "c"];
-    let mut protected = keys.map(|_| Protected::default());
+    let protected = keys.map(|_| Protected::default());
     in_threads(|number| {
         for round in 0..ROUNDS {
             let place = (number + round) % keys.len();
             let held = acquire(&client, keys[place]);
-            protected[place].count(&held);
+            protected[place].check_fence(&held);
+            protected[place].count();
             release(&client, keys[place], &held);
         }
     });
-    let counted: u64 = protected.iter_mut().map(|protected| protected.0.get_mut().count).sum();
+    let counted = sum(protected);
     assert_eq!(counted, (THREADS * ROUNDS) as u64);
 }
 
@@ -161,7 +169,7 @@ fn deletions_while_all_threads_lock() {
     let dir = Dir::new("deletions");
     let client = client(&small(&dir));
     let keys = ["a", "b", "c"];
-    let mut protected = keys.map(|_| Protected::default());
+    let protected = keys.map(|_| Protected::default());
     let over = AtomicBool::new(false);
     let counts = in_threads(|number| {
         if number == 0 {
@@ -176,7 +184,7 @@ fn deletions_while_all_threads_lock() {
             let place = (number + round) % keys.len();
             match client.acquire(keys[place].as_bytes(), 60_000, 20) {
                 Ok(Acquire::Held(held)) => {
-                    protected[place].count(&held);
+                    protected[place].count();
                     release(&client, keys[place], &held);
                     count += 1;
                 }
@@ -189,7 +197,7 @@ fn deletions_while_all_threads_lock() {
         }
         count
     });
-    let counted: u64 = protected.iter_mut().map(|protected| protected.0.get_mut().count).sum();
+    let counted = sum(protected);
     assert_eq!(counted, counts.iter().sum::<u64>());
     println!("{counted} holds, {} tables", number(&client, "reattached") + 1);
     in_threads(|number| wait_for_new_table(&client, &format!("{number}")));
