@@ -1,5 +1,5 @@
-//! A table whose file is deleted, replaced or moved away while it is in use: an operator's error that must not become
-//! two holders of a lock for longer than a second, and never a crash.
+//! A table whose file is deleted, replaced or moved away while it is in use: an operator's error. New leases
+//! in it must end within a second, those there are may last; and it must never become a crash.
 
 mod common;
 #[path = "common/lock.rs"]

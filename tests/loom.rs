@@ -9,7 +9,7 @@
 //! that each thread is given. How often a thread may be interrupted where it could go on is said at each test
 //! (`Some(n)`); `None` is all there is. Sleeps never time out: a lost wake-up is a deadlock, which loom reports.
 //!
-//! Each property has a twin that must fail: the same code on atomics with one flaw, or with one step in the wrong order.
+//! Each property has a twin that must fail: the same code on atomics with one flaw, or with a step in the wrong order.
 #![cfg(buflock_loom)]
 
 use buflock::answer::Verdict;
@@ -151,7 +151,7 @@ impl<F: Flaw> Atomic<u64> for Number<F> {
 }
 
 /// A futex as the kernel has it: whoever looks at its value before sleeping, and whoever wakes, has the lock of its
-/// queue. Waking finds only those who sleep already.
+/// queue. Waking finds only those who sleep already. loom's mutex is a full barrier each time, as the kernel's is.
 struct Futex<F> {
     count: AtomicU32,
     queue: Mutex<Queue>,
@@ -505,6 +505,11 @@ fn a_key_moves_to_another_slot_while_it_is_taken() {
     explore(Some(3), bind_moved::<Sound>);
 }
 
+#[test]
+fn a_key_that_moves_needs_ordered_loads() {
+    must_fail(&["an unexpired lock was lost"], Some(3), bind_moved::<RelaxedLoad>);
+}
+
 /// A binder is so slow that another, whose clock says so, takes its slot over.
 fn bind_takeover<F: Flaw>() {
     let table = Table::<F>::share(1);
@@ -594,7 +599,9 @@ fn a_stale_release_spares_the_next_key() {
 
 #[test]
 fn a_release_must_compare() {
-    must_fail(&["an unexpired lock was lost"], None, || stale_release::<BlindWord>(A_HERE));
+    for next in [A_HERE, B_HERE] {
+        must_fail(&["an unexpired lock was lost"], None, move || stale_release::<BlindWord>(next));
+    }
 }
 
 /// The last step before a sleep.
@@ -760,6 +767,11 @@ fn wait_await<F: Flaw>() {
 #[test]
 fn awaiters_are_told() {
     explore(Some(2), wait_await::<Sound>);
+}
+
+#[test]
+fn the_ring_for_awaiters_must_be_counted() {
+    must_fail(LOST, Some(2), wait_await::<UncountedRing>);
 }
 
 /// A lock whose lease is over is waited for by one whose clock is behind, while its slot is bound to another key.

@@ -58,6 +58,10 @@ impl Shm {
     fn attach(&self, earlier: *mut Table) -> Result<&Table, Error> {
         let mut table = Table::attach(&self.name, &self.settings)?;
         table.earlier = earlier;
+        // SAFETY: once published a table lives until this handle is dropped.
+        if let Some(earlier) = unsafe { earlier.as_ref() } {
+            table.follow(earlier);
+        }
         let table = Box::into_raw(table);
         let current = match self.current.compare_exchange(earlier, table, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {

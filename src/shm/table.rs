@@ -12,8 +12,8 @@ use crate::fork::PerProcess;
 use crate::key::{KeyHash, KeyHasher};
 use crate::policy::{NS_PER_MS, ms_left};
 use crate::token::Token;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 /// How often an acquire looks whether the file is still there: once in this many ns.
 const LOOK_EVERY: u64 = 1_000_000_000;
@@ -222,19 +222,35 @@ impl Table {
     /// Whether it is time to look at the file again, by a clock that was read anyway.
     #[inline]
     pub fn should_look(&self, now: u64) -> bool {
-        now.saturating_sub(self.looked_at.load(Relaxed)) >= LOOK_EVERY
+        now.saturating_sub(self.looked_at.load(SeqCst)) >= LOOK_EVERY
     }
 
-    /// Whether the file is deleted.
+    /// Whether the file is deleted. Once it is, every acquire looks, for good: a lease granted here would prolong its
+    /// life, or be one too many after another thread found none and went on to the next table. So it is said first, and
+    /// then looked for leases: of the thread that takes one and this, one sees the other.
     #[cold]
     pub fn is_deleted(&self) -> bool {
-        self.looked_at.store(self.host.now(), Relaxed);
+        let before = self.looked_at.load(SeqCst);
         let deleted = self.segment.is_deleted();
         if deleted {
-            // No lock in it is to be handed out without another look, not even within the second.
-            self.looked_at.store(0, Relaxed);
+            self.looked_at.store(0, SeqCst);
+            fence(SeqCst);
+        } else {
+            // Not over the 0 of another thread.
+            let _ = self.looked_at.compare_exchange(before, self.host.now(), SeqCst, Relaxed);
         }
         deleted
+    }
+
+    /// Lets fence numbers go on where those of an earlier table ended, whichever file was made first.
+    pub fn follow(&self, earlier: &Self) {
+        let last = earlier.segment.buckets().iter().map(|bucket| bucket.fence.load(Relaxed)).max().unwrap_or(0);
+        let least = earlier.segment.header.created.saturating_add(last).saturating_sub(self.segment.header.created);
+        if least > 0 && least < FENCES / 2 {
+            for bucket in self.segment.buckets() {
+                bucket.fence.fetch_max(least, AcqRel);
+            }
+        }
     }
 
     /// What acquires are told while leases run in a deleted table: how long they do. None: they have all ended.
