@@ -6,7 +6,8 @@ use std::path::Path;
 use std::{env, fs};
 
 /// In the order of the header.
-const SOURCES: [&str; 3] = ["src/ffi/words.rs", "src/ffi/config.rs", "src/ffi/lock.rs"];
+const SOURCES: [&str; 5] =
+    ["src/ffi/words.rs", "src/ffi/config.rs", "src/ffi/lock.rs", "src/ffi/op.rs", "src/ffi/bell.rs"];
 const HEADER: &str = "include/buflock.h";
 const CDEF: &str = "bindings/lua/lib/resty/buflock/cdef.lua";
 
@@ -21,12 +22,12 @@ const PREFACE: &str = "\
  * Strings   Keys are bytes with a length (any, also 0) and may hold NULs. Other strings end in NUL.
  * NULL      Where it is not allowed: BUFLOCK_ARGUMENT, and the text names the parameter.
  * Time      In ms.
- * Threads   A buflock_t may be used by many threads at once, a buflock_config by one at a time.
- * Fork      A handle made before fork works on both sides. A token is plain text and belongs to whoever has it; a
- *           child's exit releases nothing.
- * Signals   EINTR is retried against the same deadline.
- * Effects   No thread, handler, environment read or output at load or in a call; errno is kept; fds are CLOEXEC.
- *           A bug inside is BUFLOCK_PANIC, never an unwinding host.
+ * Threads   A buflock_t may be used by many threads at once, a buflock_config or a buflock_op by one at a time.
+ * Fork      A handle made before fork works on both sides. A token is plain text and belongs to whoever has it; an op
+ *           belongs to the process that made it. A child's exit releases nothing.
+ * Signals   EINTR is retried against the same deadline; only buflock_op_run hands signals back.
+ * Effects   No thread but the bell's, no handler, environment read or output at load or in a call; errno is kept; fds
+ *           are CLOEXEC. A bug inside is BUFLOCK_PANIC, never an unwinding host.
  */";
 
 fn main() {

@@ -14,6 +14,17 @@ pub enum Verdict {
     Taken,
 }
 
+/// What any call came to.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// Of an acquire.
+    Acquire(Acquire),
+    /// Of a release or an extend.
+    Verdict(Verdict),
+    /// Of an await.
+    Await(Await),
+}
+
 /// What an acquire came to.
 #[derive(Clone, Copy, Debug)]
 pub enum Acquire {

@@ -1,22 +1,28 @@
 //! The lock service: picks the backend and applies the options that both share.
 
-use crate::answer::{Acquire, Await, Busy, Verdict};
+use crate::answer::{Acquire, Answer, Await, Busy, Verdict};
 use crate::config::{Settings, Target, parse_url};
-use crate::error::Error;
+use crate::error::{BellFault, Error};
 use crate::off::Off;
+use crate::op::{Ends, Op};
 use crate::policy::{lease, wait};
 use crate::shm::Shm;
+use crate::shm::machine::Want;
 use crate::stats::Object;
+use crate::token::Token;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A lock service: one URL and its options. May be used by many threads at once, and on both sides of a fork.
 pub struct Client {
     backend: Backend,
     ttl_ms: u32,
     timeout_ms: u32,
+    ends: Arc<Ends>,
 }
 
 enum Backend {
-    Shm(Box<Shm>),
+    Shm(Arc<Shm>),
     Off(Off),
 }
 
@@ -29,10 +35,10 @@ impl Client {
         let target = parse_url(url, &mut settings)?;
         let (ttl_ms, timeout_ms) = (settings.ttl_ms, settings.timeout_ms);
         let backend = match target {
-            Target::Shm(name) => Backend::Shm(Box::new(Shm::new(name, settings))),
+            Target::Shm(name) => Backend::Shm(Arc::new(Shm::new(name, settings))),
             Target::Off => Backend::Off(Off::default()),
         };
-        Ok(Self { backend, ttl_ms, timeout_ms })
+        Ok(Self { backend, ttl_ms, timeout_ms, ends: Arc::default() })
     }
 
     /// Acquires `key` for `ttl_ms`, waiting at most `wait_ms`; [`crate::policy::DEFAULT`] is what the options say.
@@ -114,6 +120,55 @@ impl Client {
         }
     }
 
+    /// An acquire in steps; times as of [`Self::acquire`].
+    ///
+    /// # Errors
+    /// Times that cannot be.
+    pub fn op_acquire(&self, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Op, Error> {
+        let (ttl_ms, wait_ms) = (lease(ttl_ms, self.ttl_ms)?, wait(wait_ms, self.timeout_ms));
+        Ok(match &self.backend {
+            Backend::Shm(shm) => Op::shm(shm, key, Want::Acquire { ttl_ms }, wait_ms, &self.ends),
+            Backend::Off(off) => Op::answered(off.acquire(ttl_ms).map(Answer::Acquire), key, &self.ends),
+        })
+    }
+
+    /// An extend in steps.
+    ///
+    /// # Errors
+    /// A lease that cannot be.
+    pub fn op_extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Result<Op, Error> {
+        let (token, ttl_ms) = (Token::parse(token), lease(ttl_ms, self.ttl_ms)?);
+        Ok(self.op(key, Want::Extend { token, ttl_ms }, 0, Answer::Verdict(Verdict::Ok)))
+    }
+
+    /// A release in steps.
+    pub fn op_release(&self, key: &[u8], token: &[u8]) -> Op {
+        self.op(key, Want::Release { token: Token::parse(token) }, 0, Answer::Verdict(Verdict::Ok))
+    }
+
+    /// An await in steps.
+    pub fn op_await(&self, key: &[u8], wait_ms: u32) -> Op {
+        self.op(key, Want::Await, wait(wait_ms, self.timeout_ms), Answer::Await(Await::Over))
+    }
+
+    fn op(&self, key: &[u8], want: Want, wait_ms: u32, when_off: Answer) -> Op {
+        match &self.backend {
+            Backend::Shm(shm) => Op::shm(shm, key, want, wait_ms, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(when_off), key, &self.ends),
+        }
+    }
+
+    /// The service behind the bell.
+    ///
+    /// # Errors
+    /// Only waits in shared memory have a bell.
+    pub fn bell(&self) -> Result<&Shm, Error> {
+        match &self.backend {
+            Backend::Shm(shm) => Ok(shm),
+            Backend::Off(_) => Err(BellFault::NotShm.into()),
+        }
+    }
+
     /// What is worth knowing, as a JSON object.
     ///
     /// # Errors
@@ -126,6 +181,23 @@ impl Client {
             Backend::Shm(shm) => shm.stats(&mut json)?,
             Backend::Off(off) => off.stats(&mut json),
         }
+        for (name, count) in [
+            ("ops_ok", &self.ends.ok),
+            ("ops_busy", &self.ends.busy),
+            ("ops_lost", &self.ends.lost),
+            ("ops_failed", &self.ends.failed),
+            ("ops_cancelled", &self.ends.cancelled),
+        ] {
+            json.number(name, count.load(Relaxed));
+        }
         Ok(json.finish())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Backend::Shm(shm) = &self.backend {
+            shm.close(); // its ops may live on, its thread may not
+        }
     }
 }

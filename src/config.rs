@@ -1,7 +1,7 @@
 //! Options and URLs. The table here is the only one: parser, texts and the README's table go by it.
 
 use crate::error::ConfigFault;
-use crate::policy::{MAX_MS, milliseconds};
+use crate::policy::{MAX_MS, NS_PER_MS, milliseconds};
 use std::path::PathBuf;
 
 /// One option, as `buflock_config_set` and URL parameters know it.
@@ -201,6 +201,32 @@ impl Settings {
             _ => return None,
         }
         Some(())
+    }
+}
+
+/// Stepped waiting: pauses that grow.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    step_ms: u32,
+    ratio: f64,
+    max_step_ms: u32,
+}
+
+impl Settings {
+    /// How stepped waiting goes.
+    pub fn steps(&self) -> Steps {
+        Steps { step_ms: self.step_ms, ratio: self.ratio, max_step_ms: self.max_step_ms }
+    }
+}
+
+impl Steps {
+    /// The length of the pause number `count`, counted from 0, in ns.
+    pub fn pause_ns(&self, count: u32) -> u64 {
+        let grown = f64::from(self.step_ms) * self.ratio.powi(i32::try_from(count).unwrap_or(i32::MAX));
+        // A float beyond the range becomes the largest number.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let ms = grown.min(f64::from(self.max_step_ms)) as u64;
+        ms.max(1) * NS_PER_MS
     }
 }
 
@@ -454,6 +480,18 @@ mod tests {
             assert_eq!(settings.namespace, namespace);
             Ok(())
         });
+    }
+
+    #[test]
+    fn steps_grow_up_to_the_longest() {
+        let pauses =
+            |settings: Settings| [0, 1, 2, 9, u32::MAX].map(|count| settings.steps().pause_ns(count) / NS_PER_MS);
+        assert_eq!(pauses(Settings::default()), [1, 2, 4, 100, 100]);
+        let mut settings = Settings::default();
+        settings.set("ratio", b"1").unwrap();
+        settings.set("step", b"7").unwrap();
+        settings.set("max_step", b"0.5").unwrap();
+        assert_eq!(pauses(settings), [500; 5]);
     }
 
     #[test]

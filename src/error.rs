@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 /// A failure. Expected answers, like a busy lock, are not errors.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Error {
     /// A value that an argument cannot have.
     Argument(ArgumentFault),
@@ -23,6 +23,8 @@ pub enum Error {
     NoMemory,
     /// The kernel gives no random numbers to make a token of.
     NoRandom,
+    /// The bell cannot be had.
+    Bell(BellFault),
     /// The shared segment cannot be used.
     Segment {
         /// The file or the directory.
@@ -52,6 +54,22 @@ pub enum ArgumentFault {
         /// What this library would say.
         ours: usize,
     },
+    /// A path for a socket of a length that it cannot have.
+    SocketPath {
+        /// Its length in bytes.
+        length: usize,
+        /// What it may have at most.
+        most: usize,
+    },
+    /// An op of another process.
+    OtherProcess {
+        /// The process that made it.
+        maker: u32,
+    },
+    /// The result of an op that is not done.
+    NotDone,
+    /// Something was given to an op that did not ask for it.
+    NotAsked(&'static str),
     /// An output that does not fit.
     Room {
         /// The argument.
@@ -60,6 +78,26 @@ pub enum ArgumentFault {
         room: usize,
         /// What is needed, in bytes.
         need: usize,
+    },
+}
+
+/// Why there is no bell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BellFault {
+    /// Only waits in shared memory have one.
+    NotShm,
+    /// It has the other form already.
+    OtherForm,
+    /// Its ids go to a socket.
+    Socket,
+    /// The lock is freed.
+    Closed,
+    /// A call of the system failed.
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// How it failed.
+        errno: i32,
     },
 }
 
@@ -181,6 +219,12 @@ impl From<ConfigFault> for Error {
     }
 }
 
+impl From<BellFault> for Error {
+    fn from(fault: BellFault) -> Self {
+        Self::Bell(fault)
+    }
+}
+
 impl std::error::Error for Error {}
 
 impl fmt::Display for Error {
@@ -191,6 +235,7 @@ impl fmt::Display for Error {
             Self::Full { slots } => {
                 write!(f, "the lock table is full (room for {slots} locks): give a larger size when it is made")
             }
+            Self::Bell(fault) => fault.fmt(f),
             Self::NoMemory => f.write_str("the process gets no memory"),
             Self::NoRandom => f.write_str("the kernel gives no random numbers to make a token of"),
             Self::Segment { path, fault } => write!(f, "{}: {fault}", path.display()),
@@ -208,7 +253,27 @@ impl fmt::Display for ArgumentFault {
             Self::StructSize { name, size, ours } => {
                 write!(f, "{name}->size is {size}: set it to sizeof *{name} (here {ours}) before the call")
             }
+            Self::SocketPath { length, most } => {
+                write!(f, "path has {length} bytes: a socket's has 1 to {most}")
+            }
+            Self::OtherProcess { maker } => {
+                write!(f, "op was made in process {maker}: in this one it can only be freed")
+            }
+            Self::NotDone => f.write_str("op is not done: call buflock_op_next or buflock_op_run until it is"),
+            Self::NotAsked(what) => write!(f, "op did not ask for {what}: do what its last step says"),
             Self::Room { name, room, need } => write!(f, "{name} has room for {room} bytes, {need} are needed"),
+        }
+    }
+}
+
+impl fmt::Display for BellFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotShm => f.write_str("only shm: locks have a bell: drive their ops by the steps they ask for"),
+            Self::OtherForm => f.write_str("this lock's bell has another form already: an fd or a socket, not both"),
+            Self::Closed => f.write_str("the lock is freed: it has no bell any more"),
+            Self::Socket => f.write_str("this lock's bell writes its ids to a socket: read them there"),
+            Self::System { doing, errno } => write!(f, "{doing} failed: {}", io::Error::from_raw_os_error(*errno)),
         }
     }
 }

@@ -31,11 +31,13 @@ pub enum Point {
     Slept,
     AwaitArmed,
     AwaitSlept,
+    BellsTaken,
+    BellSet,
 }
 
 impl Point {
     /// How many there are.
-    pub const COUNT: usize = Self::AwaitSlept as usize + 1;
+    pub const COUNT: usize = Self::BellSet as usize + 1;
 }
 
 /// A planted bug. Each is a mistake that a reader of the protocol might make.
@@ -59,6 +61,7 @@ pub enum Mutant {
     AwaitersNotWoken,
     AwaitBelievesCount,
     FenceOfSlotBucket,
+    BellsNotRung,
     WallClock,
 }
 

@@ -5,21 +5,24 @@
 //! same for Rust.
 //!
 //! Dependencies point one way: `ffi` to `client`, `client` to the backends `shm` and `off`, all to the leaves `answer`,
-//! `config`, `error`, `fork`, `hex`, `key`, `policy`, `stats`, `token`. The backends do not know each other.
+//! `config`, `error`, `fd`, `fork`, `hex`, `key`, `policy`, `stats`, `step`, `token`. The backends do not know each other.
 
 pub mod answer;
 pub mod client;
 pub mod config;
 pub mod error;
+pub mod fd;
 pub mod ffi;
 pub mod fork;
 mod hex;
 pub mod hooks;
 pub mod key;
 pub mod off;
+pub mod op;
 pub mod policy;
 pub mod shm;
 pub mod stats;
+pub mod step;
 pub mod token;
 
 /// The version, as in `Cargo.toml`.

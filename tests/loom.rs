@@ -26,7 +26,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::{self, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::{Arc, Once};
 
 /// What is wrong with a family of atomics.
@@ -41,6 +41,8 @@ trait Flaw: Send + Sync + 'static {
     const BLIND: Option<Role> = None;
     /// Whether a ring raises the count of the futex.
     const RINGS_COUNT: bool = true;
+    /// Whether setting and taking the bits of bells orders anything.
+    const BITS_ORDER: bool = true;
 }
 
 /// Nothing.
@@ -78,6 +80,11 @@ impl Flaw for RelaxedLoad {
 struct UncountedRing;
 impl Flaw for UncountedRing {
     const RINGS_COUNT: bool = false;
+}
+
+struct RelaxedBits;
+impl Flaw for RelaxedBits {
+    const BITS_ORDER: bool = false;
 }
 
 /// loom's atomics, with a flaw.
@@ -148,6 +155,14 @@ impl<F: Flaw> Atomic<u64> for Number<F> {
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.cell().fetch_add(value, order)
     }
+
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.cell().fetch_or(value, if F::BITS_ORDER { order } else { Relaxed })
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.cell().swap(value, if F::BITS_ORDER { order } else { Relaxed })
+    }
 }
 
 /// A futex as the kernel has it: whoever looks at its value before sleeping, and whoever wakes, has the lock of its
@@ -211,6 +226,14 @@ impl<F: Flaw> Atomic<u32> for Futex<F> {
     fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
         if F::RINGS_COUNT { self.count.fetch_add(value, order) } else { self.count.load(Acquire) }
     }
+
+    fn fetch_or(&self, value: u32, order: Ordering) -> u32 {
+        self.count.fetch_or(value, order)
+    }
+
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.count.swap(value, order)
+    }
 }
 
 type Place<F> = Bucket<Modelled<F>, 1>;
@@ -218,6 +241,8 @@ type Place<F> = Bucket<Modelled<F>, 1>;
 /// A table, and what its locks protect.
 struct Table<F: Flaw> {
     buckets: Vec<Place<F>>,
+    /// Of member 1.
+    mailbox: Futex<F>,
     /// By key: the fence number of the last holder.
     protected: [UnsafeCell<u64>; 2],
 }
@@ -268,7 +293,7 @@ fn slot<F: Flaw>() -> Slot<Modelled<F>> {
         owner: Number::new(Role::Written),
         acquirers: Futex::new(),
         awaiters: Futex::new(),
-        bells: Number::reserved(),
+        bells: Number::new(Role::Word),
         reserved: Number::reserved(),
     }
 }
@@ -281,7 +306,7 @@ impl<F: Flaw> Table<F> {
             slots: [slot()],
         };
         let buckets = std::iter::repeat_with(bucket).take(buckets).collect();
-        Shared::new(Self { buckets, protected: std::array::from_fn(|_| UnsafeCell::new(0)) })
+        Shared::new(Self { buckets, mailbox: Futex::new(), protected: std::array::from_fn(|_| UnsafeCell::new(0)) })
     }
 
     /// In how many slots a key is bound to stay.
@@ -338,6 +363,12 @@ impl<F: Flaw> Host for Process<'_, F> {
 
     fn wake(&self, futex: &Futex<F>, most: u32) -> u32 {
         futex.wake(most)
+    }
+
+    fn ring(&self, bells: u64) {
+        assert_eq!(bells, 1, "a bell that nobody has");
+        self.table.mailbox.fetch_add(1, AcqRel);
+        self.table.mailbox.wake(u32::MAX);
     }
 
     fn count(&self, _: Event) {}
@@ -803,4 +834,84 @@ fn waiters_are_told_that_their_slot_is_bound_to_another_key() {
 #[test]
 fn the_ring_of_a_binder_must_be_counted() {
     must_fail(LOST, Some(3), wait_rebind::<UncountedRing>);
+}
+
+/// How a bell is armed; false: look again.
+type ArmBell<F> = fn(&Process<F>, Seen) -> bool;
+
+fn arm_bell<F: Flaw>(process: &Process<F>, seen: Seen) -> bool {
+    process.slots().arm_bell(seen, 1)
+}
+
+/// Wrong: a release between the two takes no bit.
+fn arm_bell_then_bit<F: Flaw>(process: &Process<F>, seen: Seen) -> bool {
+    let slot = process.slots().slot(seen.slot);
+    let armed = process.slots().arm(seen, &slot.awaiters).is_some();
+    slot.bells.fetch_or(1, AcqRel);
+    armed
+}
+
+/// Acquires and releases, sleeping on the mailbox until the bell is rung. Another key may get the only slot.
+fn use_by_bell<F: Flaw>(table: &Table<F>, units: u64, arm_bell: ArmBell<F>) {
+    let process = Process::new(table, units);
+    loop {
+        let count = table.mailbox.load(Acquire);
+        match process.acquire(A_HERE, LONG, false) {
+            Attempt::Held(hold) => return process.use_and_release(A_HERE, hold),
+            Attempt::Busy(seen) if arm_bell(&process, seen) => {
+                table.mailbox.wait(count);
+            }
+            Attempt::Busy(_) | Attempt::Contended => thread::yield_now(),
+            Attempt::Full => return,
+        }
+    }
+}
+
+/// A holder releases, while another process waits for its bell. With `flagged` the word says already that there are
+/// waiters, so that arming only reads it.
+fn wait_by_bell<F: Flaw>(flagged: bool, arm_bell: ArmBell<F>) {
+    let table = Table::<F>::share(1);
+    let holder = Process::new(&table, 0);
+    let hold = holder.take(A_HERE, LONG).unwrap();
+    if flagged {
+        let seen = holder.slots().holding(&A_HERE.hash()).unwrap();
+        assert!(arm(&holder, seen, &holder.slots().slot(seen.slot).awaiters).is_some());
+    }
+    let waiter = thread::spawn({
+        let table = table.clone();
+        move || use_by_bell(&table, 0, arm_bell)
+    });
+    holder.use_and_release(A_HERE, hold);
+    waiter.join().unwrap();
+}
+
+#[test]
+fn a_bell_is_rung() {
+    explore(Some(4), || wait_by_bell::<Sound>(false, arm_bell));
+    explore(Some(4), || wait_by_bell::<Sound>(true, arm_bell));
+}
+
+#[test]
+fn the_bit_must_come_first() {
+    must_fail(LOST, Some(3), || wait_by_bell::<Sound>(false, arm_bell_then_bit));
+}
+
+#[test]
+fn bits_must_order() {
+    must_fail(LOST, Some(3), || wait_by_bell::<RelaxedBits>(true, arm_bell));
+}
+
+/// The slot of a lock whose lease is over is bound to another key, while one whose clock is behind waits for its bell.
+#[test]
+fn a_bell_is_rung_when_its_slot_goes_to_another_key() {
+    explore(Some(3), || {
+        let table = Table::<Sound>::share(1);
+        Process::new(&table, 0).take(A_HERE, 5).unwrap();
+        let waiter = thread::spawn({
+            let table = table.clone();
+            move || use_by_bell(&table, 1, arm_bell)
+        });
+        assert!(Process::new(&table, 10).take_and_release(B_HERE), "nobody holds it");
+        waiter.join().unwrap();
+    });
 }

@@ -2,7 +2,7 @@
 
 use buflock::client::Client;
 use buflock::config::{OPTIONS, Settings};
-use buflock::error::{ArgumentFault, ConfigFault, Error, SegmentFault};
+use buflock::error::{ArgumentFault, BellFault, ConfigFault, Error, SegmentFault};
 use buflock::ffi::words::buflock_status_name;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -76,8 +76,11 @@ fn the_table_of_statistics_is_that_of_the_code() {
         let parts: Vec<_> = json.split('"').collect();
         known.extend(parts.windows(2).filter(|pair| pair[1].starts_with(':')).map(|pair| pair[0].to_owned()));
     }
-    let written: BTreeSet<_> =
-        rows(section(OPERATIONS, "## Statistics")).iter().map(|cells| cells[0].to_owned()).collect();
+    let written: BTreeSet<_> = rows(section(OPERATIONS, "## Statistics"))
+        .iter()
+        .flat_map(|cells| cells[0].split(", "))
+        .map(|name| name.trim_matches('`').to_owned())
+        .collect();
     assert_eq!(written, known);
 }
 
@@ -90,7 +93,7 @@ fn the_layout_is_that_of_the_code() {
 
 /// One error of each kind, with what differs in capitals and every number 4711.
 fn errors() -> Vec<Error> {
-    use {ArgumentFault as A, ConfigFault as C, SegmentFault as S};
+    use {ArgumentFault as A, BellFault as B, ConfigFault as C, SegmentFault as S};
     let (path, name) = (PathBuf::from("PATH"), || "NAME".to_owned());
     let (uid, gid, euid, mode) = (4711, 4711, 4711, 0o4711);
     let mut errors = vec![Error::Full { slots: 4711 }, Error::NoMemory, Error::NoRandom];
@@ -110,6 +113,10 @@ fn errors() -> Vec<Error> {
         ]
         .map(Error::from),
     );
+    errors.push(A::SocketPath { length: 4711, most: 4711 }.into());
+    errors.extend([A::OtherProcess { maker: 4711 }, A::NotDone, A::NotAsked("WHAT")].map(Error::from));
+    errors.extend([B::NotShm, B::OtherForm, B::Socket, B::Closed].map(Error::from));
+    errors.push(B::System { doing: "DOING", errno: 4711 }.into());
     let segment = [
         S::System { doing: "DOING", errno: 4711 },
         S::Denied { doing: "DOING", euid, uid, gid, mode },

@@ -9,14 +9,14 @@ use crate::config::Settings;
 use crate::error::{ArgumentFault, Error};
 use crate::token::Token;
 use std::ffi::{c_char, c_int};
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::slice;
 
 /// A lock service: one URL and its options. Many threads may use it at once, and both sides of a fork.
 /// Its functions: buflock_new, buflock_acquire, buflock_extend, buflock_release, buflock_drop, buflock_await,
 /// buflock_inspect, buflock_break, buflock_stats, buflock_free.
-pub struct buflock_t(Client);
+pub struct buflock_t(pub(super) Client);
 
 /// What there is to know about a hold.
 #[repr(C)]
@@ -34,48 +34,77 @@ pub struct buflock_info {
     pub fence: u64,
 }
 
-/// What an info may have as its size: more than this is not a size but a forgotten one.
-const INFO_MAX: usize = 4096;
+/// What a struct may have as its size: more than this is not a size but a forgotten one.
+const STRUCT_MAX: usize = 4096;
 
-/// Where a caller wants to be told about a hold.
-struct InfoOut {
-    at: *mut buflock_info,
+/// A struct that begins with its size, into which the caller wants to be told something.
+pub(super) struct StructOut<T> {
+    at: *mut T,
     size: usize,
 }
 
-impl InfoOut {
-    /// Checks `at`, which may be NULL.
+/// The same for an info, which may be NULL.
+pub(super) type InfoOut = StructOut<buflock_info>;
+
+impl StructOut<buflock_info> {
+    /// Checks `at`.
     ///
     /// # Safety
     /// `at` is NULL or a struct that begins with `size` and has that many bytes.
-    unsafe fn new(at: *mut buflock_info) -> Result<Self, ArgumentFault> {
+    pub(super) unsafe fn or_none(at: *mut buflock_info) -> Result<Self, ArgumentFault> {
         if at.is_null() {
             return Ok(Self { at, size: 0 });
         }
         // SAFETY: the caller's promise.
-        let size = unsafe { (&raw const (*at).size).read() };
+        unsafe { Self::new(at, "info") }
+    }
+}
+
+impl<T> StructOut<T> {
+    /// Checks `at`.
+    ///
+    /// # Safety
+    /// `at` is NULL or a struct that begins with `size` and has that many bytes.
+    pub(super) unsafe fn new(at: *mut T, name: &'static str) -> Result<Self, ArgumentFault> {
+        if at.is_null() {
+            return Err(ArgumentFault::Null(name));
+        }
+        // SAFETY: the caller's promise.
+        let size = unsafe { at.cast::<u32>().read() };
         let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let ours = size_of::<buflock_info>();
-        let least = offset_of!(buflock_info, waited_ms);
-        if !(least..=INFO_MAX).contains(&size) {
-            return Err(ArgumentFault::StructSize { name: "info", size, ours });
+        const LEAST: usize = 2 * size_of::<u32>(); // its size and something to tell
+        if !(LEAST..=STRUCT_MAX).contains(&size) {
+            return Err(ArgumentFault::StructSize { name, size, ours: size_of::<T>() });
         }
         Ok(Self { at, size })
     }
 
-    /// Writes as much of `info` as the caller's struct has, and zeros to the rest.
-    fn write(&self, info: buflock_info) {
+    /// Writes as much of `told` as the caller's struct has, and zeros to the rest.
+    pub(super) fn write(&self, told: &T) {
         if self.at.is_null() {
             return;
         }
-        let known = self.size.min(size_of::<buflock_info>());
+        let known = self.size.min(size_of::<T>());
         let head = size_of::<u32>(); // the caller's size stays as it is
         // SAFETY: the caller's struct has `size` bytes, as `new` was promised; it is written from behind its size on.
         unsafe {
-            let (from, to) = ((&raw const info).cast::<u8>(), self.at.cast::<u8>());
+            let (from, to) = (ptr::from_ref(told).cast::<u8>(), self.at.cast::<u8>());
             ptr::copy_nonoverlapping(from.add(head), to.add(head), known - head);
             ptr::write_bytes(to.add(known), 0, self.size - known);
         }
+    }
+}
+
+/// Writes a token's text and its NUL.
+///
+/// # Safety
+/// `at` has BUFLOCK_TOKEN_SIZE bytes.
+pub(super) unsafe fn write_token(token: &Token, at: *mut c_char) {
+    const { assert!(size_of::<Token>() < BUFLOCK_TOKEN_SIZE) };
+    // SAFETY: the caller's promise; the text and its NUL are 33 bytes.
+    unsafe {
+        ptr::copy_nonoverlapping(token.0.as_ptr(), at.cast::<u8>(), token.0.len());
+        at.add(token.0.len()).write(0);
     }
 }
 
@@ -144,22 +173,16 @@ pub unsafe extern "C" fn buflock_acquire(
             return Err(ArgumentFault::Null("token").into());
         }
         // SAFETY: the caller's promise.
-        let info = unsafe { InfoOut::new(info) }?;
+        let info = unsafe { InfoOut::or_none(info) }?;
         match lock.0.acquire(key, ttl_ms, wait_ms)? {
             Acquire::Held(held) => {
-                let text = &held.token.0;
-                const { assert!(size_of::<Token>() < BUFLOCK_TOKEN_SIZE) };
-                let at = token.cast::<u8>();
-                // SAFETY: the caller's promise; the text and its NUL are 33 bytes.
-                unsafe {
-                    ptr::copy_nonoverlapping(text.as_ptr(), at, text.len());
-                    at.add(text.len()).write(0);
-                }
-                info.write(held.into());
+                // SAFETY: not NULL, and the caller's promise.
+                unsafe { write_token(&held.token, token) };
+                info.write(&held.into());
                 Ok(buflock_status::BUFLOCK_OK)
             }
             Acquire::Busy(busy) => {
-                info.write(busy.into());
+                info.write(&busy.into());
                 Ok(buflock_status::BUFLOCK_BUSY)
             }
         }
@@ -265,7 +288,7 @@ pub unsafe extern "C" fn buflock_inspect(
         // SAFETY: the caller's promise.
         let key = unsafe { bytes(key, key_len, "key") }?;
         // SAFETY: the caller's promise.
-        let info = unsafe { InfoOut::new(info) }?;
+        let info = unsafe { InfoOut::or_none(info) }?;
         let held = lock.0.inspect(key)?;
         if !holder.is_null() {
             // SAFETY: the caller's promise; bytes are written, none is read.
@@ -275,7 +298,7 @@ pub unsafe extern "C" fn buflock_inspect(
                 None => Cut::write(holder, &""),
             }
         }
-        info.write(held.map_or(buflock_info::default(), buflock_info::from));
+        info.write(&held.map_or(buflock_info::default(), buflock_info::from));
         Ok(if held.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK })
     })
 }

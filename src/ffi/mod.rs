@@ -4,12 +4,14 @@
 //! cdef. One file per C type.
 #![allow(non_camel_case_types)]
 
+pub mod bell;
 pub mod config;
 pub mod lock;
+pub mod op;
 pub mod words;
 
 use crate::answer::{Await, Verdict};
-use crate::error::{ArgumentFault, Error};
+use crate::error::{ArgumentFault, BellFault, Error};
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
@@ -52,7 +54,8 @@ fn status_of(error: &Error) -> buflock_status {
         Error::Argument(_) => buflock_status::BUFLOCK_ARGUMENT,
         Error::Config(_) => buflock_status::BUFLOCK_CONFIG,
         Error::Full { .. } | Error::NoMemory | Error::NoRandom => buflock_status::BUFLOCK_NO_MEMORY,
-        Error::Segment { .. } => buflock_status::BUFLOCK_SEGMENT,
+        Error::Segment { .. } | Error::Bell(BellFault::System { .. }) => buflock_status::BUFLOCK_SEGMENT,
+        Error::Bell(_) => buflock_status::BUFLOCK_ARGUMENT,
     }
 }
 

@@ -24,7 +24,7 @@ pub enum buflock_status {
     BUFLOCK_EXPIRED = 2,
     /// release, extend: another owner holds it now. Untouched.
     BUFLOCK_TAKEN = 3,
-    /// For operations in steps, which are still to come.
+    /// buflock_op_run only: a signal, or the slice's end. Nothing is lost: call it again.
     BUFLOCK_INTERRUPTED = 4,
     /// NULL, or a value it cannot have.
     BUFLOCK_ARGUMENT = -1,
@@ -46,7 +46,8 @@ pub enum buflock_status {
     BUFLOCK_PANIC = -9,
 }
 
-const TEXT: usize = 512;
+/// Room for the text of a failure.
+pub(super) const TEXT: usize = 512;
 
 thread_local! {
     // A plain array: no allocation that could fail, no destructor to run when a thread ends.

@@ -15,6 +15,10 @@ pub trait Atomic<T> {
     fn compare_exchange(&self, old: T, new: T, success: Ordering, failure: Ordering) -> Result<T, T>;
     /// As of `std`.
     fn fetch_add(&self, value: T, order: Ordering) -> T;
+    /// As of `std`.
+    fn fetch_or(&self, value: T, order: Ordering) -> T;
+    /// As of `std`.
+    fn swap(&self, value: T, order: Ordering) -> T;
 }
 
 /// A family of atomics.
@@ -72,6 +76,16 @@ impl Atomic<u32> for AtomicU32 {
     fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
         self.fetch_add(value, order)
     }
+
+    #[inline]
+    fn fetch_or(&self, value: u32, order: Ordering) -> u32 {
+        self.fetch_or(value, order)
+    }
+
+    #[inline]
+    fn swap(&self, value: u32, order: Ordering) -> u32 {
+        self.swap(value, order)
+    }
 }
 
 impl Atomic<u64> for AtomicU64 {
@@ -93,5 +107,15 @@ impl Atomic<u64> for AtomicU64 {
     #[inline]
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.fetch_add(value, order)
+    }
+
+    #[inline]
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_or(value, order)
+    }
+
+    #[inline]
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.swap(value, order)
     }
 }

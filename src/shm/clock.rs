@@ -2,6 +2,8 @@
 
 use crate::error::SegmentFault;
 use crate::hooks::{Mutant, mutant};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::{fs, io};
 
 const NS_PER_S: u64 = 1_000_000_000;
@@ -92,9 +94,30 @@ fn offset_of(clock: &str, offsets: &str) -> Option<i64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
 }
 
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slept {
+    /// A wake-up was consumed.
+    Woken,
+    /// There was a reason to look again before the sleep began.
+    Changed,
+    /// Its time was over.
+    Elapsed,
+    /// A signal came.
+    Interrupted,
+}
+
+/// The pause where the kernel has no futexes for us: a filter of system calls may refuse them.
+const WITHOUT_FUTEX: u64 = 1_000_000;
+static FUTEX_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the kernel refused a futex to this process.
+pub fn futex_is_refused() -> bool {
+    FUTEX_REFUSED.load(Relaxed)
+}
+
 /// Sleeps on a futex until it is woken, or its value is no longer `value`, or the time `until` has come.
-/// True: a wake-up was consumed.
-pub fn futex_wait(futex: &std::sync::atomic::AtomicU32, value: u32, clock: Clock, until: u64) -> bool {
+pub fn futex_wait(futex: &AtomicU32, value: u32, clock: Clock, until: u64) -> Slept {
     let time = clock.for_futex(until);
     // SAFETY: the futex lives as long as the call; no pointer but the timespec is read.
     let answer = unsafe {
@@ -108,11 +131,22 @@ pub fn futex_wait(futex: &std::sync::atomic::AtomicU32, value: u32, clock: Clock
             u32::MAX,
         )
     };
-    answer == 0
+    if answer == 0 {
+        return Slept::Woken;
+    }
+    match errno() {
+        libc::EAGAIN => Slept::Changed,
+        libc::ETIMEDOUT => Slept::Elapsed,
+        libc::EINTR => Slept::Interrupted,
+        _ => {
+            FUTEX_REFUSED.store(true, Relaxed);
+            sleep(until.saturating_sub(clock.now()).min(WITHOUT_FUTEX))
+        }
+    }
 }
 
 /// Wakes at most `most` sleepers; says how many there were.
-pub fn futex_wake(futex: &std::sync::atomic::AtomicU32, most: u32) -> u32 {
+pub fn futex_wake(futex: &AtomicU32, most: u32) -> u32 {
     let most = i32::try_from(most).unwrap_or(i32::MAX);
     // SAFETY: the futex lives as long as the call.
     let woken = unsafe { libc::syscall(libc::SYS_futex, futex.as_ptr(), libc::FUTEX_WAKE, most) };
@@ -120,10 +154,11 @@ pub fn futex_wake(futex: &std::sync::atomic::AtomicU32, most: u32) -> u32 {
 }
 
 /// Sleeps for `ns` nanoseconds, or less when a signal comes.
-pub fn sleep(ns: u64) {
+pub fn sleep(ns: u64) -> Slept {
     let time = libc::timespec { tv_sec: signed(ns / NS_PER_S), tv_nsec: signed(ns % NS_PER_S) };
     // SAFETY: `time` is a timespec, and the rest is not asked for.
-    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut()) };
+    let answer = unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut()) };
+    if answer == libc::EINTR { Slept::Interrupted } else { Slept::Elapsed }
 }
 
 /// The last failure of a call of the C library.

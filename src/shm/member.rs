@@ -28,6 +28,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// The futex that is raised to ring its bell.
+    pub fn mailbox(&self) -> &AtomicU32 {
+        &self.mailbox
+    }
+
     /// Offsets of the fields, for [`super::segment::layout`].
     pub(super) const OFFSETS: [usize; 5] = [
         offset_of!(Self, id),

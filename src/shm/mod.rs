@@ -1,7 +1,9 @@
 //! The shared-memory backend: attaches on first use, acquires, waits, and notices a deleted table.
 
 pub mod atomics;
+mod bell;
 pub mod clock;
+pub mod machine;
 pub mod member;
 pub mod place;
 pub mod segment;
@@ -9,14 +11,19 @@ pub mod slot;
 pub mod table;
 mod wait;
 
-use crate::answer::{Acquire, Await, Busy, Verdict};
+use crate::answer::{Acquire, Answer, Await, Busy, Verdict};
 use crate::config::Settings;
-use crate::error::Error;
+use crate::error::{BellFault, Error};
+use crate::policy::NS_PER_MS;
+use crate::step::Step;
+use crate::token::Token;
+use bell::Bell;
+use machine::{Look, Machine, Pause, Want};
 use slot::Attempt;
+use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use table::Table;
-use wait::{First, Wait};
 
 /// A lock service in shared memory.
 ///
@@ -26,21 +33,48 @@ pub struct Shm {
     name: String,
     settings: Settings,
     current: AtomicPtr<Table>,
+    bell: AtomicPtr<Bell>,
+    /// Ids of waits, which the bell says.
+    last_id: AtomicU32,
+    /// Whether the handle is freed: ops may still be there, but get no bell any more.
+    closed: AtomicBool,
     counts: Counts,
 }
 
 /// What this handle counts. Only what is slow anyway.
 #[derive(Debug, Default)]
-struct Counts {
+pub(crate) struct Counts {
     busy: AtomicU64,
     waits: AtomicU64,
     reattached: AtomicU64,
+    /// Waits of event loops that got no bell and were told to sleep.
+    slept: AtomicU64,
+}
+
+impl Counts {
+    /// A try that did not wait found it busy.
+    fn busy(&self, first: bool) {
+        self.busy.fetch_add(u64::from(first), Ordering::Relaxed);
+    }
+
+    /// A wait began.
+    fn wait(&self, first: bool) {
+        self.waits.fetch_add(u64::from(first), Ordering::Relaxed);
+    }
 }
 
 impl Shm {
     /// The table `name`. Nothing is attached yet: a master process may make handles for its workers.
     pub fn new(name: String, settings: Settings) -> Self {
-        Self { name, settings, current: AtomicPtr::new(null_mut()), counts: Counts::default() }
+        Self {
+            name,
+            settings,
+            current: AtomicPtr::new(null_mut()),
+            bell: AtomicPtr::new(null_mut()),
+            last_id: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            counts: Counts::default(),
+        }
     }
 
     /// The table in use.
@@ -108,57 +142,139 @@ impl Shm {
 
     /// What is left to do when the first attempt was not simply a success.
     #[cold]
-    fn acquire_slowly<'a>(
-        &'a self,
-        mut table: &'a Table,
-        mut attempt: Attempt,
+    fn acquire_slowly(
+        &self,
+        table: &Table,
+        first: Attempt,
         key: &[u8],
         ttl_ms: u32,
         wait_ms: u32,
     ) -> Result<Acquire, Error> {
-        let count = if wait_ms > 0 { &self.counts.waits } else { &self.counts.busy };
-        let mut wait = Wait::new(wait_ms);
+        let mut machine = Machine::new(Want::Acquire { ttl_ms }, wait_ms);
+        let look = machine.judge(self, key, table, first);
+        match self.block(&mut machine, key, look)? {
+            Answer::Acquire(acquire) => Ok(acquire),
+            _ => unreachable!("an acquire answers what an acquire can"),
+        }
+    }
+
+    /// What an event loop is told to do about a machine that is not done.
+    pub fn wait_step(&self, machine: &mut Machine, pause: &Pause, id: u32) -> Option<Step> {
+        // A loop looks by itself now and then, in case the host lost a ring.
+        const LONGEST: u64 = 500 * NS_PER_MS;
+        if let (Some(seen), Some(bell)) = (pause.seen, self.bell())
+            && let Some(member) = pause.table.bell_member()
+        {
+            let armed = bell.arm(id, pause.table, seen, member);
+            return armed.then(|| Step::Bell { id, ms: Machine::pause_ms(pause, LONGEST) });
+        }
+        self.counts.slept.fetch_add(1, Ordering::Relaxed);
+        Some(Step::Sleep { ms: machine.step_ms(self, pause) })
+    }
+
+    /// An id for a wait: above 0, unique in this handle and process.
+    pub fn next_id(&self) -> u32 {
+        match self.last_id.fetch_add(1, Ordering::Relaxed).wrapping_add(1) {
+            0 => self.next_id(),
+            id => id,
+        }
+    }
+
+    /// This process's bell, while it rings.
+    fn bell(&self) -> Option<&Bell> {
+        // SAFETY: once published a bell lives until this handle and its ops are gone.
+        unsafe { self.bell.load(Ordering::Acquire).as_ref() }.filter(|bell| bell.is_ours() && bell.runs())
+    }
+
+    /// The wait is over: no ring for it any more.
+    pub fn disarm(&self, id: u32) {
+        if let Some(bell) = self.bell() {
+            bell.disarm(id);
+        }
+    }
+
+    /// Publishes a bell, unless this process has one that rings. The one before it stays where it is, for those who are
+    /// still in it; of a parent's the fds are closed.
+    fn start_bell(&self, start: impl FnOnce(&Table) -> Result<Bell, Error>) -> Result<&Bell, Error> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(BellFault::Closed.into());
+        }
+        let earlier = self.bell.load(Ordering::Acquire);
+        let mut bell = Box::new(start(self.table()?)?);
+        bell.earlier = earlier;
+        let bell = Box::into_raw(bell);
+        match self.bell.compare_exchange(earlier, bell, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                // SAFETY: published bells live as long as this.
+                if let Some(earlier) = unsafe { earlier.as_ref() }.filter(|earlier| !earlier.is_ours()) {
+                    earlier.close(); // another thread may still look whose it is
+                }
+            }
+            Err(other) => {
+                // SAFETY: just made, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(bell) });
+                // SAFETY: as of earlier.
+                return Ok(unsafe { &*other });
+            }
+        }
+        // SAFETY: as of earlier.
+        Ok(unsafe { &*bell })
+    }
+
+    /// The fd that becomes readable when there are ids to read.
+    ///
+    /// # Errors
+    /// It can't be had, or the bell writes to a socket.
+    pub fn bell_fd(&self) -> Result<i32, Error> {
+        let bell = match self.bell() {
+            Some(bell) => bell,
+            None => self.start_bell(Bell::with_pipe)?,
+        };
+        bell.fd().ok_or_else(|| BellFault::OtherForm.into())
+    }
+
+    /// Lets the bell write ids to the one connection that is made to `path`.
+    ///
+    /// # Errors
+    /// It can't be had, or there is a bell already.
+    pub fn bell_listen(&self, path: &Path) -> Result<(), Error> {
+        if self.bell().is_some() {
+            return Err(BellFault::OtherForm.into());
+        }
+        self.start_bell(|table| Bell::with_socket(table, path)).map(drop)
+    }
+
+    /// Takes ids of waits to look at.
+    ///
+    /// # Errors
+    /// They go to a socket.
+    pub fn bell_read(&self, ids: &mut [u32]) -> Result<usize, Error> {
+        self.bell().map_or(Ok(0), |bell| bell.read(ids))
+    }
+
+    /// Rings id 0.
+    pub fn bell_quit(&self) {
+        if let Some(bell) = self.bell() {
+            bell.tell_to_quit();
+        }
+    }
+
+    /// The handle is freed: ends the bell's thread. Ops that are left go on by sleeps.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        if let Some(bell) = self.bell() {
+            bell.stop();
+        }
+    }
+
+    /// Drives a machine to its end, whatever signals come.
+    fn block<'a>(&'a self, machine: &mut Machine, key: &[u8], mut look: Look<'a>) -> Result<Answer, Error> {
         loop {
-            let seen = match attempt {
-                // A lock in a deleted table protects nothing.
-                Attempt::Held(hold) if table.should_look(hold.at) && table.is_deleted() => {
-                    table.undo(&table.hash(key), hold);
-                    table = self.successor(table)?;
-                    attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
-                    continue;
-                }
-                Attempt::Held(hold) => return Ok(Acquire::Held(table.held(hold, ttl_ms, wait.waited_ms(table)))),
-                Attempt::Full => {
-                    wait.leave(table);
-                    return Err(Error::Full { slots: table.slots().count() });
-                }
-                Attempt::Busy(seen) => {
-                    wait.found_busy();
-                    Some(seen)
-                }
-                Attempt::Contended => None,
+            match look {
+                Look::Over(answer) => return answer,
+                Look::Busy(pause) => machine.sleep(&pause, u64::MAX),
             };
-            if !wait.has_begun() {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-            let left = wait.left(table);
-            if (left.is_some() || table.should_look(table.clock().now())) && table.is_deleted() {
-                wait.leave(table);
-                table = self.successor(table)?;
-                attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
-                continue;
-            }
-            let Some(left) = left else {
-                wait.leave(table);
-                let waited_ms = wait.waited_ms(table);
-                let unknown = Busy { waited_ms, ..Busy::default() };
-                return Ok(Acquire::Busy(seen.map_or(unknown, |seen| table.busy(seen, waited_ms))));
-            };
-            match seen {
-                Some(seen) => wait.for_release(table, seen, left),
-                None => Wait::for_others(left),
-            }
-            attempt = table.acquire(&table.hash(key), ttl_ms, wait.has_begun());
+            look = machine.look(self, key);
         }
     }
 
@@ -168,7 +284,7 @@ impl Shm {
     /// The table cannot be attached.
     #[inline]
     pub fn release(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
-        Ok(self.table()?.release(key, token))
+        Ok(self.table()?.release(key, Token::parse(token)))
     }
 
     /// Gives a hold a lease of `ttl_ms` from now on.
@@ -177,7 +293,7 @@ impl Shm {
     /// The table cannot be attached.
     #[inline]
     pub fn extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Result<Verdict, Error> {
-        Ok(self.table()?.extend(key, token, ttl_ms))
+        Ok(self.table()?.extend(key, Token::parse(token), ttl_ms))
     }
 
     /// Waits at most `wait_ms` until a key is free, was released or has changed hands.
@@ -185,17 +301,11 @@ impl Shm {
     /// # Errors
     /// The table cannot be attached.
     pub fn wait_for_end(&self, key: &[u8], wait_ms: u32) -> Result<Await, Error> {
-        let table = self.table_to_look_at()?;
-        let hash = table.hash(key);
-        let mut wait = Wait::new(wait_ms);
-        let mut first: Option<First> = None;
-        loop {
-            let Some(seen) = table.slots().holding(&hash) else { return Ok(Await::Over) };
-            if !first.get_or_insert_with(|| First::of(table, seen)).is_still(table, seen) {
-                return Ok(Await::Over);
-            }
-            let Some(left) = wait.left(table) else { return Ok(Await::Busy) };
-            Wait::for_end(table, seen, left);
+        let mut machine = Machine::new(Want::Await, wait_ms);
+        let look = machine.look(self, key);
+        match self.block(&mut machine, key, look)? {
+            Answer::Await(answer) => Ok(answer),
+            _ => unreachable!("an await answers what an await can"),
         }
     }
 
@@ -242,9 +352,13 @@ impl Shm {
             ("busy", &self.counts.busy),
             ("waits", &self.counts.waits),
             ("reattached", &self.counts.reattached),
+            ("bell_sleeps", &self.counts.slept),
         ] {
             json.number(name, counter.load(Ordering::Relaxed));
         }
+        let bell = self.bell();
+        json.number("bell_waits", bell.map_or(0, Bell::waits) as u64);
+        json.number("bell_rings", bell.map_or(0, Bell::rings));
         self.notices(table, json);
         Ok(())
     }
@@ -259,6 +373,12 @@ impl Shm {
             let (is, wish) = (segment.header.size, self.settings.size);
             json.notice(&format!("{path} has {is} bytes: it was there already, so the size {wish} was ignored"));
         }
+        if clock::futex_is_refused() {
+            json.notice("the kernel refuses futexes to this process: waits look every ms instead of being woken");
+        }
+        if table.has_no_record() {
+            json.notice("no member record: inspect does not know this process, and its bells are sleeps");
+        }
         if table.is_deleted() {
             json.notice(&format!("{path} was deleted while locks in it are held: no new ones until their leases end"));
         }
@@ -270,6 +390,18 @@ impl Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        // Before the tables, which its thread uses.
+        let mut bell = *self.bell.get_mut();
+        while !bell.is_null() {
+            // SAFETY: made by start_bell, published once, and nobody uses this handle any more.
+            let owned = unsafe { Box::from_raw(bell) };
+            bell = owned.earlier;
+            if owned.is_ours() {
+                drop(owned);
+            } else {
+                owned.forget();
+            }
+        }
         let mut table = *self.current.get_mut();
         while !table.is_null() {
             // SAFETY: made by attach, published once, and nobody uses this handle any more.

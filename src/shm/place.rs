@@ -2,6 +2,7 @@
 
 use super::clock::errno;
 use crate::error::{Error, SegmentFault};
+use crate::fd::status;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -165,14 +166,6 @@ pub fn owner_of(fd: i32) -> Result<Owner, SegmentFault> {
 /// Whose the file of this status is.
 pub fn owner_in(status: &libc::stat) -> Owner {
     Owner { uid: status.st_uid, gid: status.st_gid, mode: status.st_mode & 0o7777, kind: status.st_mode & libc::S_IFMT }
-}
-
-/// fstat.
-pub fn status(fd: i32) -> Option<libc::stat> {
-    // SAFETY: zero is a value of this plain struct.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: a struct to fill; a bad fd is an error.
-    (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status)
 }
 
 fn is_symlink(path: &Path) -> bool {

@@ -3,14 +3,15 @@
 use super::atomics::Native;
 use super::clock::{errno, proc_text, sleep, wall};
 use super::member::{MEMBERS, Member};
-use super::place::{Place, c_path, euid, owner_in, status};
+use super::place::{Place, c_path, euid, owner_in};
 use super::slot::{Bucket, Slot, UNIT_SHIFT};
 use crate::error::{Error, SegmentFault};
+use crate::fd::{KeptFd, status};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use std::ffi::{CStr, CString};
 use std::mem::{MaybeUninit, offset_of, size_of};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicU64;
@@ -271,40 +272,13 @@ pub struct Segment {
     pub header: Header,
     base: NonNull<u8>,
     length: usize,
-    file: KeptFile,
+    file: KeptFd,
 }
 
 // SAFETY: all that is shared is atomics; the rest does not change.
 unsafe impl Send for Segment {}
 // SAFETY: all that is shared is atomics; the rest does not change.
 unsafe impl Sync for Segment {}
-
-/// The file's fd, with what tells it from another file under the same number: a host may close what it does not know.
-#[derive(Debug)]
-struct KeptFile {
-    fd: i32,
-    device: libc::dev_t,
-    inode: libc::ino_t,
-}
-
-impl KeptFile {
-    fn status(&self) -> Option<libc::stat> {
-        status(self.fd).filter(|status| self.is(status))
-    }
-
-    fn is(&self, status: &libc::stat) -> bool {
-        status.st_dev == self.device && status.st_ino == self.inode
-    }
-}
-
-impl Drop for KeptFile {
-    fn drop(&mut self) {
-        if self.status().is_some() {
-            // SAFETY: still our file, as far as can be told.
-            unsafe { libc::close(self.fd) };
-        }
-    }
-}
 
 impl Segment {
     /// Attaches the table `name` in `place`, which is made with `size` bytes and permission bits `mode` if it is not
@@ -329,8 +303,7 @@ impl Segment {
             }
             let length = usize::try_from(header.size).map_err(|_| Error::NoMemory)?;
             let base = map(&file, length).map_err(&fail)?;
-            let fd = file.into_raw_fd();
-            let file = KeptFile { fd, device: status.st_dev, inode: status.st_ino };
+            let file = KeptFd::new(file);
             return Ok(Self { c_path: c_path(&path)?, path, private: place.private, header, base, length, file });
         }
         Err(fail(SegmentFault::System { doing: "making it while others make and delete it", errno: libc::EAGAIN }))
@@ -641,7 +614,7 @@ fn lock(file: &OwnedFd) -> Result<(), SegmentFault> {
             return Ok(());
         }
         match errno() {
-            libc::EINTR | libc::EWOULDBLOCK => sleep(LOCK_PAUSE),
+            libc::EINTR | libc::EWOULDBLOCK => drop(sleep(LOCK_PAUSE)),
             errno => return fail(errno),
         }
     }

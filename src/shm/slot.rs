@@ -217,6 +217,8 @@ pub trait Host {
     fn now(&self) -> u64;
     /// Wakes at most `most` sleepers of a futex and says how many there were.
     fn wake(&self, futex: &<Self::Atomics as Atomics>::U32, most: u32) -> u32;
+    /// Raises the mailboxes of the members whose bits are set.
+    fn ring(&self, bells: u64);
     /// Counts something that seldom happens.
     fn count(&self, event: Event);
 }
@@ -730,7 +732,7 @@ impl<'a, H: Host, const N: usize> Slots<'a, H, N> {
         (standing && owner.seq() == seen.word.seq()).then_some(owner)
     }
 
-    /// Wakes at most `most` acquirers and all awaiters of a slot; says how many acquirers were woken.
+    /// Wakes at most `most` acquirers, all awaiters and the bells of a slot; says how many acquirers were woken.
     #[cold]
     fn ring(&self, slot: u32, most: u32) -> u32 {
         let cells = self.slot(slot);
@@ -743,6 +745,12 @@ impl<'a, H: Host, const N: usize> Slots<'a, H, N> {
             self.host.wake(&cells.awaiters, u32::MAX);
         }
         point(Point::AwaitersWoken);
+        // Against the bit set in arm_bell: two read-modify-writes on one word, so one of them sees the other.
+        let bells = cells.bells.swap(0, AcqRel);
+        point(Point::BellsTaken);
+        if bells != 0 && !mutant(Mutant::BellsNotRung) {
+            self.host.ring(bells);
+        }
         woken
     }
 
@@ -754,12 +762,34 @@ impl<'a, H: Host, const N: usize> Slots<'a, H, N> {
     pub fn arm(&self, seen: Seen, futex: &<H::Atomics as Atomics>::U32) -> Option<u32> {
         let count = futex.load(Acquire);
         point(Point::CountLoaded);
-        let armed = if seen.word.waiters() {
-            self.word(seen.slot) == seen.word
-        } else {
-            self.cas(seen.slot, seen.word, seen.word.with_waiters(true))
-        };
-        armed.then_some(count)
+        self.flag(seen).then_some(count)
+    }
+
+    /// The last step before a wait for a ring of the member's bell; false: look again. Every ring takes the bit, so a
+    /// bell that still waits arms again.
+    ///
+    /// The bit comes first: a release before it changes the word, one behind it takes the bit.
+    pub fn arm_bell(&self, seen: Seen, member: u16) -> bool {
+        let bells = &self.slot(seen.slot).bells;
+        let bit = 1 << (member - 1);
+        bells.fetch_or(bit, AcqRel);
+        point(Point::BellSet);
+        self.flag(seen)
+    }
+
+    /// Sets a bell's bit again where a ring took it; whether it had to.
+    pub fn renew_bell(&self, slot: u32, member: u16) -> bool {
+        let (bells, bit) = (&self.slot(slot).bells, 1 << (member - 1));
+        bells.load(Acquire) & bit == 0 && bells.fetch_or(bit, AcqRel) & bit == 0
+    }
+
+    /// Makes sure that a word still stands and says that there are waiters.
+    #[inline]
+    fn flag(&self, seen: Seen) -> bool {
+        if seen.word.waiters() {
+            return self.word(seen.slot) == seen.word;
+        }
+        self.cas(seen.slot, seen.word, seen.word.with_waiters(true))
     }
 
     /// Hands a consumed wake-up on: for an acquirer that was woken and leaves without the lock.

@@ -1,9 +1,9 @@
 //! An attached table: the protocol over a mapped segment, with this process's clock, hash, hints and member record.
 
-use super::clock::{Clock, futex_wake};
-use super::member;
+use super::clock::{Clock, Slept, futex_wait, futex_wake};
+use super::member::{self, MEMBERS};
 use super::place::Place;
-use super::segment::{LAYOUT, SLOTS, Segment};
+use super::segment::{Head, LAYOUT, SLOTS, Segment};
 use super::slot::{Attempt, Event, Hold, Host, Owner, Seen, Slots, UNIT_SHIFT, Wish};
 use crate::answer::{Busy, Held, Holder, Verdict};
 use crate::config::Settings;
@@ -45,7 +45,15 @@ pub struct TableHost {
     clock: Clock,
     /// This process's member record, or [`Owner::NO_RECORD`].
     member: PerProcess,
-    counters: *const super::segment::Counters,
+    head: *const Head,
+}
+
+impl TableHost {
+    #[inline]
+    fn head(&self) -> &Head {
+        // SAFETY: points into the segment, which lives as long as this.
+        unsafe { &*self.head }
+    }
 }
 
 impl Host for TableHost {
@@ -60,10 +68,18 @@ impl Host for TableHost {
         futex_wake(futex, most)
     }
 
+    fn ring(&self, bells: u64) {
+        let rung = |place: &usize| bells & 1 << place != 0;
+        for mailbox in (0..MEMBERS).filter(rung).map(|place| self.head().members[place].mailbox()) {
+            mailbox.fetch_add(1, AcqRel);
+            // All: two processes that share a record by mistake are both told.
+            futex_wake(mailbox, u32::MAX);
+        }
+    }
+
     #[cold]
     fn count(&self, event: Event) {
-        // SAFETY: points into the segment, which lives as long as this.
-        let counters = unsafe { &*self.counters };
+        let counters = &self.head().counters;
         let counter = match event {
             Event::Steal => &counters.steals,
             Event::Takeover => &counters.takeovers,
@@ -93,10 +109,10 @@ impl Table {
         let member = PerProcess::new().map_err(|_| Error::NoMemory)?;
         let namespace = if settings.raw_keys { &[][..] } else { &settings.namespace };
         let hasher = KeyHasher::new(segment.header.secret, segment.header.buckets, namespace);
-        let counters = &raw const segment.head().counters;
+        let head = &raw const *segment.head();
         Ok(Box::new(Self {
             segment,
-            host: TableHost { clock, member, counters },
+            host: TableHost { clock, member, head },
             hasher,
             hints: [const { AtomicU32::new(u32::MAX) }; HINTS],
             looked_at: AtomicU64::new(clock.now()),
@@ -161,9 +177,9 @@ impl Table {
         owner.map_or(Holder::Unknown, |owner| member::holder(&self.segment.head().members, owner))
     }
 
-    /// Ends the hold that a token names.
+    /// Ends the hold that a token's bits name.
     #[inline]
-    pub fn release(&self, key: &[u8], token: &[u8]) -> Verdict {
+    pub fn release(&self, key: &[u8], token: Option<(u64, u64)>) -> Verdict {
         let hash = self.hash(key);
         match self.ticket(token) {
             Some(Ticket { slot, owner }) => self.slots().release(&hash, slot, owner),
@@ -171,9 +187,9 @@ impl Table {
         }
     }
 
-    /// Gives the hold that a token names a new lease.
+    /// Gives the hold that a token's bits name a new lease.
     #[inline]
-    pub fn extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Verdict {
+    pub fn extend(&self, key: &[u8], token: Option<(u64, u64)>, ttl_ms: u32) -> Verdict {
         let hash = self.hash(key);
         let Some(Ticket { slot, owner }) = self.ticket(token) else { return self.slots().verdict(&hash) };
         match self.slots().extend(&hash, slot, owner, u64::from(ttl_ms) * NS_PER_MS) {
@@ -190,8 +206,8 @@ impl Table {
     /// None: not a token of this table, so nobody's.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // two halves
-    fn ticket(&self, token: &[u8]) -> Option<Ticket> {
-        let (high, low) = Token::parse(token)?;
+    fn ticket(&self, token: Option<(u64, u64)>) -> Option<Ticket> {
+        let (high, low) = token?;
         (high as u32 == self.segment.header.id).then_some(Ticket { slot: (high >> 32) as u32, owner: Owner(low) })
     }
 
@@ -217,6 +233,27 @@ impl Table {
         }
         member::leave(members, number); // another thread was faster
         self.member()
+    }
+
+    /// This process's member number where it has a record, without which no bell can be rung.
+    pub fn bell_member(&self) -> Option<u16> {
+        Some(self.member()).filter(|member| *member != Owner::NO_RECORD)
+    }
+
+    /// Whether there was no record to be had when this process needed one.
+    pub fn has_no_record(&self) -> bool {
+        self.host.member.get() == u32::from(Owner::NO_RECORD)
+    }
+
+    /// The futex that is raised to ring this process.
+    pub fn mailbox(&self) -> Option<&AtomicU32> {
+        let place = usize::from(self.bell_member()?) - 1;
+        Some(self.segment.head().members[place].mailbox())
+    }
+
+    /// Sleeps on a futex of this table for at most `longest` ns.
+    pub fn sleep_on(&self, futex: &AtomicU32, value: u32, longest: u64) -> Slept {
+        futex_wait(futex, value, self.host.clock, self.host.now() + longest)
     }
 
     /// Whether it is time to look at the file again, by a clock that was read anyway.

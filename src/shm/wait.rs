@@ -1,6 +1,6 @@
-//! Waiting for a lock in shared memory: on the slot's futexes, looking again at the end of every slice.
+//! How a wait passes: its time, and sleeping on a slot's futexes, with a look at the end of every slice.
 
-use super::clock::{futex_wait, sleep};
+use super::clock::{Slept, futex_wait, sleep};
 use super::slot::{Seen, UNIT_SHIFT};
 use super::table::Table;
 use crate::hooks::{self, Mutant, Point, mutant, point};
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Acquire;
 
 /// The longest sleep, in ns. It bounds what a wake-up costs that was lost with a killed process.
-const SLICE: u64 = 50 * NS_PER_MS;
+pub const SLICE: u64 = 50 * NS_PER_MS;
 /// The pause when too many others bind keys at the same place.
 const PAUSE: u64 = 200_000;
 
@@ -18,8 +18,8 @@ const PAUSE: u64 = 200_000;
 pub struct Wait {
     length: u64,
     since: Option<u64>,
-    /// The slot whose wake-up was consumed without a lock or a busy one being found since.
-    owed: Option<u32>,
+    /// Table and slot whose wake-up was consumed without a lock or a busy one being found since.
+    owed: Option<(u32, u32)>,
 }
 
 impl Wait {
@@ -51,21 +51,22 @@ impl Wait {
     }
 
     /// Sleeps, no longer than `left`, until the hold that was seen may have ended.
-    pub fn for_release(&mut self, table: &Table, seen: Seen, left: u64) {
+    pub fn for_release(&mut self, table: &Table, seen: Seen, left: u64) -> Slept {
         let futex = &table.slots().slot(seen.slot).acquirers;
-        let woken = sleep_on(futex, table, seen, left, [Point::Armed, Point::Slept]);
-        self.owed = woken.then_some(seen.slot);
+        let slept = sleep_on(futex, table, seen, left, [Point::Armed, Point::Slept]);
+        self.owed = (slept == Slept::Woken).then_some((table.segment.header.id, seen.slot));
+        slept
     }
 
     /// Sleeps, no longer than `left`, until the hold that was seen may have ended, without wanting the lock.
-    pub fn for_end(table: &Table, seen: Seen, left: u64) {
+    pub fn for_end(table: &Table, seen: Seen, left: u64) -> Slept {
         let futex = &table.slots().slot(seen.slot).awaiters;
-        sleep_on(futex, table, seen, left, [Point::AwaitArmed, Point::AwaitSlept]);
+        sleep_on(futex, table, seen, left, [Point::AwaitArmed, Point::AwaitSlept])
     }
 
     /// Pauses for a moment in which others may finish binding keys.
-    pub fn for_others(left: u64) {
-        sleep(left.min(PAUSE));
+    pub fn for_others(left: u64) -> Slept {
+        sleep(left.min(PAUSE))
     }
 
     /// The lock is busy: its release wakes the next one, so no wake-up is owed.
@@ -73,28 +74,36 @@ impl Wait {
         self.owed = None;
     }
 
-    /// The caller leaves without another try: the wake-up it consumed goes to the next one.
+    /// Whether a wake-up was consumed that another may need.
+    pub fn owes(&self) -> bool {
+        self.owed.is_some()
+    }
+
+    /// The caller leaves without another try: the wake-up it consumed goes to the next one. In a table that was deleted
+    /// nobody needs it.
     pub fn leave(&mut self, table: &Table) {
-        if let Some(slot) = self.owed.take() {
+        if let Some((id, slot)) = self.owed.take()
+            && id == table.segment.header.id
+        {
             table.slots().pass_on(slot);
         }
     }
 }
 
-/// True: a wake-up was consumed.
-fn sleep_on(futex: &AtomicU32, table: &Table, seen: Seen, left: u64, [before, after]: [Point; 2]) -> bool {
+fn sleep_on(futex: &AtomicU32, table: &Table, seen: Seen, left: u64, [before, after]: [Point; 2]) -> Slept {
     let until = table.clock().now() + left.min(hooks::slice(SLICE));
-    let Some(count) = table.slots().arm(seen, futex) else { return false };
+    let Some(count) = table.slots().arm(seen, futex) else { return Slept::Changed };
     point(before);
     // A holder that died sends nothing: look when its lease ends.
-    let woken = futex_wait(futex, count, table.clock(), until.min(seen.word.until() << UNIT_SHIFT));
+    let slept = futex_wait(futex, count, table.clock(), until.min(seen.word.until() << UNIT_SHIFT));
     point(after);
-    woken
+    slept
 }
 
 /// What an awaiter saw when it began: it waits for the end of this hold.
 #[derive(Clone, Copy, Debug)]
 pub struct First {
+    table: u32,
     slot: u32,
     seq: u16,
     rings: u32,
@@ -103,13 +112,14 @@ pub struct First {
 impl First {
     /// Of a hold.
     pub fn of(table: &Table, seen: Seen) -> Self {
-        Self { slot: seen.slot, seq: seen.word.seq(), rings: rings(table, seen) }
+        Self { table: table.segment.header.id, slot: seen.slot, seq: seen.word.seq(), rings: rings(table, seen) }
     }
 
     /// Whether `seen` is the same hold. That awaiters were rung proves nothing: a releaser that was stopped may ring
     /// late, when the next holder has long been there.
     pub fn is_still(self, table: &Table, seen: Seen) -> bool {
-        let same = self.slot == seen.slot && self.seq == seen.word.seq();
+        let same_slot = self.table == table.segment.header.id && self.slot == seen.slot;
+        let same = same_slot && self.seq == seen.word.seq();
         same && !(mutant(Mutant::AwaitBelievesCount) && self.rings != rings(table, seen))
     }
 }

@@ -35,6 +35,8 @@ pub const POINTS: [Point; Point::COUNT] = [
     Point::Slept,
     Point::AwaitArmed,
     Point::AwaitSlept,
+    Point::BellsTaken,
+    Point::BellSet,
 ];
 
 /// Between the look at what is to be written over and the write: `--aim` stalls here all the time.

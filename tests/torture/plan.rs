@@ -6,7 +6,8 @@ use buflock::shm::segment::{BUCKET, HEAD};
 use std::path::{Path, PathBuf};
 
 /// The bugs that can be planted. That of the wall clock needs one that jumps: it has a test of its own.
-pub const MUTANTS: [Mutant; 15] = [
+pub const MUTANTS: [Mutant; 16] = [
+    Mutant::BellsNotRung,
     Mutant::ClaimClockFirst,
     Mutant::NoRescan,
     Mutant::RescanIgnoresPending,

@@ -3,11 +3,12 @@
 
 use super::claim::late_claim;
 use super::stage::{LONG, Stage, take};
+use super::worker::acquire_by_bell;
 use buflock::answer::{Await, Verdict};
 use buflock::client::Client;
 use buflock::hooks::{self, Mutant, Point};
 use buflock::policy::NS_PER_MS;
-use buflock::shm::clock::futex_wait;
+use buflock::shm::clock::{Slept, futex_wait};
 use buflock::shm::slot::Attempt;
 use buflock::shm::table::Table;
 
@@ -33,7 +34,7 @@ const fn scene(
 }
 
 /// All of them.
-pub const SCENES: [Scene; 13] = [
+pub const SCENES: [Scene; 14] = [
     scene("two bind one key", 1, two_bind_one_key, &[Mutant::NoRescan, Mutant::RescanIgnoresPending]),
     scene("late release", 1, late_release, &[Mutant::BlindRelease]),
     scene("late key words", 1, late_key_words, &[Mutant::PlainKeys]),
@@ -45,6 +46,7 @@ pub const SCENES: [Scene; 13] = [
     scene("woken acquirer leaves", 1, woken_acquirer_leaves, &[Mutant::LeaverSilent]),
     scene("slot re-bound under a sleeper", 1, rebound_under_sleeper, &[Mutant::ClaimSilent]),
     scene("awaiter is told", 1, awaiter_is_told, &[Mutant::AwaitersNotWoken]),
+    scene("bell is rung", 1, bell_is_rung, &[Mutant::BellsNotRung]),
     scene("late ring", 1, late_ring, &[Mutant::AwaitBelievesCount]),
     scene("fences grow across buckets", 2, fences_grow, &[Mutant::FenceOfSlotBucket]),
 ];
@@ -163,7 +165,7 @@ fn sleep_and_leave(table: &Table, key: &[u8]) -> bool {
     let futex = &table.slots().slot(seen.slot).acquirers;
     let Some(rings) = table.slots().arm(seen, futex) else { return false };
     let until = table.clock().now() + u64::from(LONG) * NS_PER_MS;
-    let woken = futex_wait(futex, rings, table.clock(), until);
+    let woken = futex_wait(futex, rings, table.clock(), until) == Slept::Woken;
     if woken {
         table.slots().pass_on(seen.slot);
     }
@@ -201,6 +203,18 @@ fn awaiter_is_told(stage: &Stage) -> Result<(), Wrong> {
     let _ = stage.client().release(b"key", &held.token.0);
     ensure(awaiter.wakes(), "an awaiter sleeps on after the release")?;
     ensure(awaiter.result() == Some(Await::Over), "an awaiter was told another thing than the release")
+}
+
+/// An event loop waits for its bell when the lock is released. It would look by itself, but later than is asked here.
+fn bell_is_rung(stage: &Stage) -> Result<(), Wrong> {
+    only_wake_ups_end_sleeps();
+    let holder = stage.take("key", LONG);
+    let waiter = stage.act(None, |client, _| acquire_by_bell(client, b"key", LONG, LONG).is_ok());
+    waiter.passes(Point::BellSet, 1);
+    waiter.falls_asleep();
+    ensure(stage.client().release(b"key", &holder.token.0).is_ok(), "a release failed")?;
+    ensure(waiter.wakes(), "an event loop was not told of the release")?;
+    ensure(waiter.result(), "an event loop did not get the lock")
 }
 
 /// A releaser is stopped before it rings. It rings when the next holder is long there, and somebody waits for its end.

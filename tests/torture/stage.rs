@@ -59,7 +59,7 @@ fn visit(point: Point) {
 impl Gate {
     fn pass(&self, point: Point) {
         self.visits[point as usize].fetch_add(1, SeqCst);
-        let arming = matches!(point, Point::CountLoaded | Point::Armed | Point::AwaitArmed);
+        let arming = matches!(point, Point::CountLoaded | Point::Armed | Point::AwaitArmed | Point::BellSet);
         self.arming.store(arming, SeqCst);
         if Some(point) == self.stop_at && !self.reached.swap(true, SeqCst) {
             while !self.open.load(SeqCst) {

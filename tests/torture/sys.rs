@@ -145,6 +145,13 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Relaxed)
 }
 
+/// Waits until an fd is readable, at most for `ms`.
+pub fn wait_for_input(fd: i32, ms: u32) {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&raw mut entry, 1, i32::try_from(ms).unwrap_or(i32::MAX)) };
+}
+
 /// Sleeps, or less when a signal comes.
 pub fn nap(us: u64) {
     let time = Duration::from_micros(us);

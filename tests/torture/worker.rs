@@ -5,15 +5,16 @@ use super::plan::{Plan, TABLE, access};
 use super::random::Random;
 use super::sleep::Watch;
 use super::{chaos, sys};
-use buflock::answer::{Acquire, Await, Held, Verdict};
+use buflock::answer::{Acquire, Answer, Await, Held, Verdict};
 use buflock::client::Client;
 use buflock::error::Error;
 use buflock::hooks;
 use buflock::key::KeyHash;
 use buflock::policy::NS_PER_MS;
-use buflock::shm::clock::futex_wait;
+use buflock::shm::clock::{Slept, futex_wait};
 use buflock::shm::slot::{Attempt, Owner, State, UNIT_SHIFT};
 use buflock::shm::table::Table;
+use buflock::step::Step;
 use buflock::token::Token;
 use std::fmt::Display;
 use std::path::Path;
@@ -302,7 +303,8 @@ impl Worker {
         self.count(Count::Left);
         let wait_ms = if self.calm { CALM_MS } else { AWAIT_MS };
         self.doing().sleep_begins();
-        let woken = futex_wait(futex, rings, self.table.clock(), self.now() + u64::from(wait_ms) * NS_PER_MS);
+        let woken =
+            futex_wait(futex, rings, self.table.clock(), self.now() + u64::from(wait_ms) * NS_PER_MS) == Slept::Woken;
         self.doing().sleep_ends();
         if woken {
             self.count(Count::PassedOn);
@@ -313,7 +315,9 @@ impl Worker {
     fn acquire(&self, key: usize, wait_ms: u32) -> Option<Hold> {
         let ttl_ms = if self.calm { CALM_MS } else { LEASES[self.random.index(LEASES.len())] };
         let called = self.now();
-        let held = match self.client.acquire(&self.keys[key], ttl_ms, wait_ms) {
+        let by_bell = !self.calm && self.random.one_in(4);
+        let ask = if by_bell { acquire_by_bell } else { Client::acquire };
+        let held = match ask(&self.client, &self.keys[key], ttl_ms, wait_ms) {
             Ok(Acquire::Held(held)) => held,
             Ok(Acquire::Busy(_)) => {
                 self.count(Count::Busy);
@@ -577,6 +581,26 @@ impl Worker {
 }
 
 /// The version after this one, with nothing offered.
+/// Acquires as an event loop does: in steps, between which the bell or their time is waited for.
+pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
+    let fd = client.bell()?.bell_fd()?;
+    let mut op = client.op_acquire(key, ttl_ms, wait_ms)?;
+    loop {
+        match op.next() {
+            Step::Done => break,
+            Step::Sleep { ms } => sys::nap(u64::from(ms) * 1000),
+            Step::Bell { ms, .. } => {
+                sys::wait_for_input(fd, ms);
+                client.bell()?.bell_read(&mut [0; 8])?;
+            }
+        }
+    }
+    match op.finish()?? {
+        Answer::Acquire(answer) => Ok(answer),
+        other => unreachable!("an acquire answered {other:?}"),
+    }
+}
+
 fn next_version(state: u64) -> u64 {
     (state | 3) + 1
 }

@@ -1,0 +1,369 @@
+//! `buflock_op`: the same work as steps, for event loops.
+
+use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, write_token};
+use super::words::{Cut, TEXT, buflock_status};
+use super::{boundary, bytes, given, guarded, text_bytes};
+use crate::answer::{Acquire, Answer};
+use crate::error::{ArgumentFault, Error};
+use crate::op::{Op, Run};
+use crate::policy::NS_PER_MS;
+use crate::step::Step;
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// What to do next about an op.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum buflock_step_kind {
+    /// Nothing: call buflock_op_finish.
+    BUFLOCK_STEP_DONE = 0,
+    /// Connect to `host` and `port`, or take a connection out of `pool`; then call buflock_op_connected or _fail.
+    BUFLOCK_STEP_CONNECT = 1,
+    /// Send `data`, all of it; each is said once. buflock_op_fail where that can't be.
+    BUFLOCK_STEP_SEND = 2,
+    /// Receive some bytes and pass them to buflock_op_feed.
+    BUFLOCK_STEP_RECV = 3,
+    /// Sleep for `ms`.
+    BUFLOCK_STEP_SLEEP = 4,
+    /// Wait until the bell says `id`, at most for `ms`.
+    BUFLOCK_STEP_BELL = 5,
+    /// Let your own client run a command: its arguments by buflock_op_argument, its reply to buflock_op_reply.
+    BUFLOCK_STEP_CALL = 6,
+}
+
+/// A step. Its pointers are good until the next call with the op.
+/// Locks in shared memory ask for DONE, SLEEP and BELL only; CONNECT, SEND, RECV and CALL come with Redis.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct buflock_step {
+    /// In: sizeof(buflock_step). No byte beyond it is written.
+    pub size: u32,
+    /// A buflock_step_kind.
+    pub kind: i32,
+    /// When so much time has passed call buflock_op_next again; the op knows what it means.
+    pub ms: u32,
+    /// BELL: the number that buflock_bell_read will say.
+    pub id: u32,
+    /// DONE, CONNECT: 1 the connection in use is clean and may be pooled, 0 close it.
+    pub keep: i32,
+    /// CONNECT: 1 TLS with certificate and name checked.
+    pub tls: i32,
+    /// CONNECT: 0: host is the path of a Unix socket.
+    pub port: u32,
+    /// CALL: number of arguments.
+    pub count: u32,
+    /// CONNECT; also the server name for TLS.
+    pub host: *const c_char,
+    /// CONNECT: reuse only connections pooled under this name.
+    pub pool: *const c_char,
+    /// SEND.
+    pub data: *const c_char,
+    /// SEND.
+    pub data_len: usize,
+}
+
+/// The kind of a reply that a caller's own client got.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum buflock_reply {
+    /// No value.
+    BUFLOCK_REPLY_NIL = 0,
+    /// A text.
+    BUFLOCK_REPLY_TEXT = 1,
+    /// A number.
+    BUFLOCK_REPLY_INTEGER = 2,
+    /// An error, as the server said it.
+    BUFLOCK_REPLY_ERROR = 3,
+}
+
+/// One acquire, extend, release or await for an event loop; used by one thread at a time, and only in the process that
+/// made it: in a forked child it can only be freed, which frees memory and nothing else. It may outlive its lock.
+/// Its functions: buflock_op_acquire, _extend, _release, _await; _next, _connected, _feed, _fail, _argument, _reply,
+/// _cancel, _run; _finish, _error, _free.
+pub struct buflock_op {
+    op: Op,
+    text: [u8; TEXT],
+}
+
+/// Makes an op and hands it out.
+fn make(
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+    new: impl FnOnce() -> Result<Op, Error>,
+) -> Result<buflock_status, Error> {
+    let place = given(op, "op")?;
+    place.write(Box::into_raw(Box::new(buflock_op { op: new()?, text: [0; TEXT] })));
+    Ok(buflock_status::BUFLOCK_OK)
+}
+
+/// Runs the body of a call with an op, and keeps the text of its failure in the op too.
+fn with_op(op: Option<&mut buflock_op>, body: impl FnOnce(&mut Op) -> Result<buflock_status, Error>) -> c_int {
+    boundary(|| {
+        let buflock_op { op, text } = given(op, "op")?;
+        let answer = op.check_process().map_err(Error::from).and_then(|()| body(op));
+        if let Err(error) = &answer {
+            Cut::write(text, error);
+        }
+        answer
+    })
+}
+
+/// Acquires in steps; arguments as in buflock_acquire. Nothing is done before the first buflock_op_next or _run.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_acquire(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    ttl_ms: u32,
+    wait_ms: u32,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { bytes(key, key_len, "key") }?;
+        make(op, || lock.0.op_acquire(key, ttl_ms, wait_ms))
+    })
+}
+
+/// Extends in steps; arguments as in buflock_extend.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `token` is NULL or ends in NUL; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_extend(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    token: *const c_char,
+    ttl_ms: u32,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let (key, token) = unsafe { (bytes(key, key_len, "key")?, text_bytes(token, "token")?) };
+        make(op, || lock.0.op_extend(key, token, ttl_ms))
+    })
+}
+
+/// Releases in steps; arguments as in buflock_release.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `token` is NULL or ends in NUL; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_release(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    token: *const c_char,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let (key, token) = unsafe { (bytes(key, key_len, "key")?, text_bytes(token, "token")?) };
+        make(op, || Ok(lock.0.op_release(key, token)))
+    })
+}
+
+/// Awaits in steps; arguments as in buflock_await.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_await(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    wait_ms: u32,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { bytes(key, key_len, "key") }?;
+        make(op, || Ok(lock.0.op_await(key, wait_ms)))
+    })
+}
+
+/// Says what to do next. It never sleeps; call it as often as you like.
+///
+/// # Safety
+/// `step` is NULL or has `step->size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_next(op: Option<&mut buflock_op>, step: *mut buflock_step) -> c_int {
+    with_op(op, |op| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { StructOut::new(step, "step") }?;
+        let (kind, ms, id) = match op.next() {
+            Step::Done => (buflock_step_kind::BUFLOCK_STEP_DONE, 0, 0),
+            Step::Sleep { ms } => (buflock_step_kind::BUFLOCK_STEP_SLEEP, ms, 0),
+            Step::Bell { id, ms } => (buflock_step_kind::BUFLOCK_STEP_BELL, ms, id),
+        };
+        let none = ptr::null();
+        out.write(&buflock_step {
+            size: 0,
+            kind: kind as i32,
+            ms,
+            id,
+            keep: 0,
+            tls: 0,
+            port: 0,
+            count: 0,
+            host: none,
+            pool: none,
+            data: none,
+            data_len: 0,
+        });
+        Ok(buflock_status::BUFLOCK_OK)
+    })
+}
+
+/// After CONNECT: the connection stands; `fresh` 0: it was taken from the pool.
+#[unsafe(no_mangle)]
+pub extern "C" fn buflock_op_connected(op: Option<&mut buflock_op>, fresh: c_int) -> c_int {
+    let _ = fresh;
+    with_op(op, |_| Err(ArgumentFault::NotAsked("a connection").into()))
+}
+
+/// After RECV: bytes that came.
+///
+/// # Safety
+/// `data` holds `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_feed(op: Option<&mut buflock_op>, data: *const c_char, size: usize) -> c_int {
+    with_op(op, |_| {
+        // SAFETY: the caller's promise.
+        unsafe { bytes(data, size, "data") }?;
+        Err(ArgumentFault::NotAsked("bytes").into())
+    })
+}
+
+/// Connecting, sending, receiving or the client failed; `why` is for the error text. Not for a time limit: then call
+/// buflock_op_next.
+///
+/// # Safety
+/// `why` is NULL or ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_fail(op: Option<&mut buflock_op>, why: *const c_char) -> c_int {
+    with_op(op, |_| {
+        // SAFETY: the caller's promise.
+        unsafe { text_bytes(why, "why") }?;
+        Err(ArgumentFault::NotAsked("a connection or a call").into())
+    })
+}
+
+/// After CALL: argument number `index` of the command, from 0.
+///
+/// # Safety
+/// `data` and `size` are NULL or places for a pointer and a size_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_argument(
+    op: Option<&buflock_op>,
+    index: u32,
+    data: Option<&mut MaybeUninit<*const c_char>>,
+    size: Option<&mut MaybeUninit<usize>>,
+) -> c_int {
+    boundary(|| {
+        let op = given(op, "op")?;
+        given(data, "data")?;
+        given(size, "size")?;
+        let _ = index;
+        op.op.check_process()?;
+        Err(ArgumentFault::NotAsked("a call").into())
+    })
+}
+
+/// After CALL: the reply that your client got, a buflock_reply.
+///
+/// # Safety
+/// `text` holds `text_len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_reply(
+    op: Option<&mut buflock_op>,
+    kind: c_int,
+    number: i64,
+    text: *const c_char,
+    text_len: usize,
+) -> c_int {
+    let _ = (kind, number);
+    with_op(op, |_| {
+        // SAFETY: the caller's promise.
+        unsafe { bytes(text, text_len, "text") }?;
+        Err(ArgumentFault::NotAsked("a call").into())
+    })
+}
+
+/// The caller has lost interest: an acquire or an await ends BUSY and holds nothing, a release or an extend goes on.
+/// After a success was fetched it does nothing. Steps go on until DONE.
+#[unsafe(no_mangle)]
+pub extern "C" fn buflock_op_cancel(op: Option<&mut buflock_op>) -> c_int {
+    with_op(op, |op| {
+        op.cancel();
+        Ok(buflock_status::BUFLOCK_OK)
+    })
+}
+
+/// Drives the op here, blocking, for at most `slice_ms`: OK it is done, INTERRUPTED a signal came or the slice is over:
+/// nothing is lost, call it again. The only call that hands signals back.
+#[unsafe(no_mangle)]
+pub extern "C" fn buflock_op_run(op: Option<&mut buflock_op>, slice_ms: u32) -> c_int {
+    with_op(op, |op| {
+        Ok(match op.run(u64::from(slice_ms) * NS_PER_MS) {
+            Run::Done => buflock_status::BUFLOCK_OK,
+            Run::Interrupted => buflock_status::BUFLOCK_INTERRUPTED,
+        })
+    })
+}
+
+/// The result, as the blocking call would give it; may be asked again. With an acquire's OK the lock is the caller's
+/// from now on: `token` has BUFLOCK_TOKEN_SIZE bytes, and may be NULL but for an acquire; `info` may be NULL.
+/// BUFLOCK_ARGUMENT: it is not done.
+///
+/// # Safety
+/// `token` is NULL or has BUFLOCK_TOKEN_SIZE bytes; `info` is NULL or has `info->size`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_finish(
+    op: Option<&mut buflock_op>,
+    token: *mut c_char,
+    info: *mut buflock_info,
+) -> c_int {
+    with_op(op, |op| {
+        // SAFETY: the caller's promise.
+        let info = unsafe { InfoOut::or_none(info) }?;
+        if op.held().is_some() && token.is_null() {
+            return Err(ArgumentFault::Null("token").into()); // not fetched: it is still given back
+        }
+        Ok(match op.finish()?? {
+            Answer::Acquire(Acquire::Held(held)) => {
+                // SAFETY: not NULL, and the caller's promise.
+                unsafe { write_token(&held.token, token) };
+                info.write(&held.into());
+                buflock_status::BUFLOCK_OK
+            }
+            Answer::Acquire(Acquire::Busy(busy)) => {
+                info.write(&busy.into());
+                buflock_status::BUFLOCK_BUSY
+            }
+            Answer::Verdict(verdict) => verdict.into(),
+            Answer::Await(answer) => answer.into(),
+        })
+    })
+}
+
+/// The text of the op's last failure, empty before the first, never NULL; good until the next call with the op.
+#[unsafe(no_mangle)]
+pub extern "C" fn buflock_op_error(op: Option<&buflock_op>) -> *const c_char {
+    guarded(c"".as_ptr(), || op.map_or(c"op is NULL".as_ptr(), |op| op.text.as_ptr().cast()))
+}
+
+/// Frees an op; NULL is allowed. An acquire that is not done, or whose success was not fetched, gives the lock back; a
+/// release that is not done is done; extend and await are forgotten. In a forked child: memory only.
+#[unsafe(no_mangle)]
+pub extern "C" fn buflock_op_free(op: Option<Box<buflock_op>>) {
+    guarded((), || drop(op));
+}
