@@ -49,7 +49,7 @@ hooks:
 	@ln -sf libbuflock.so $(HOOKS)/$(SONAME)
 
 # Several processes miss the same cache entry at once. URL=... to try another lock service.
-demo: deps lib
+demo: lib
 	@mkdir -p target/c
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'

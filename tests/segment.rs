@@ -296,7 +296,13 @@ fn random_contents_behind_a_good_header_crash_nobody() {
             let mut bytes = whole.clone();
             let body = random_body(&mut dice, now);
             bytes[offset("header (size)")..].copy_from_slice(&body);
+            // One word is more than contents: that others gave the table up.
+            let deleted = offset("head.counters.deleted");
             let _ = fs::remove_file(file(&dir));
+            bytes[deleted] = 1;
+            fs::write(file(&dir), &bytes).unwrap();
+            assert_says(&refusal(&url), &file(&dir), &["it says that it was deleted, but it is there"]);
+            bytes[deleted..deleted + 8].fill(0);
             fs::write(file(&dir), &bytes).unwrap();
             use_anyhow(&client(&url), &mut dice);
         }

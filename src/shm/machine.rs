@@ -90,6 +90,8 @@ impl Machine {
     pub fn look<'a>(&mut self, shm: &'a Shm, key: &[u8]) -> Look<'a> {
         match self.want {
             Want::Acquire { ttl_ms } => match shm.table() {
+                // No lock is taken there, not even to be given back: others would wait for the end of that lease.
+                Ok(table) if table.is_known_deleted() => self.go_on_in_successor(shm, key, table),
                 Ok(table) => {
                     self.judge(shm, key, table, table.acquire(&table.hash(key), ttl_ms, self.wait.has_begun()))
                 }

@@ -90,12 +90,18 @@ impl Shm {
     /// Attaches, in place of `earlier`. Of several threads one prevails.
     #[cold]
     fn attach(&self, earlier: *mut Table) -> Result<&Table, Error> {
-        let mut table = Table::attach(&self.name, &self.settings)?;
-        table.earlier = earlier;
         // SAFETY: once published a table lives until this handle is dropped.
-        if let Some(earlier) = unsafe { earlier.as_ref() } {
-            table.follow(earlier);
-        }
+        let mut table = match unsafe { earlier.as_ref() } {
+            None => Table::attach(&self.name, &self.settings)?,
+            Some(earlier) => {
+                // In the same directory, whoever this process has become since.
+                let dir = earlier.segment.path.parent().map(Path::to_path_buf);
+                let table = Table::attach(&self.name, &Settings { dir, ..self.settings.clone() })?;
+                table.follow(earlier);
+                table
+            }
+        };
+        table.earlier = earlier;
         let table = Box::into_raw(table);
         let current = match self.current.compare_exchange(earlier, table, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -134,24 +140,29 @@ impl Shm {
     #[inline]
     pub fn acquire(&self, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
         let table = self.table()?;
+        if table.is_known_deleted() {
+            return self.acquire_slowly(None, key, ttl_ms, wait_ms);
+        }
         match table.acquire(&table.hash(key), ttl_ms, false) {
             Attempt::Held(hold) if !table.should_look(hold.at) => Ok(Acquire::Held(table.held(hold, ttl_ms, 0))),
-            first => self.acquire_slowly(table, first, key, ttl_ms, wait_ms),
+            first => self.acquire_slowly(Some((table, first)), key, ttl_ms, wait_ms),
         }
     }
 
-    /// What is left to do when the first attempt was not simply a success.
+    /// What is left to do when the first attempt, if there was one, was not simply a success.
     #[cold]
-    fn acquire_slowly(
-        &self,
-        table: &Table,
-        first: Attempt,
+    fn acquire_slowly<'a>(
+        &'a self,
+        first: Option<(&'a Table, Attempt)>,
         key: &[u8],
         ttl_ms: u32,
         wait_ms: u32,
     ) -> Result<Acquire, Error> {
         let mut machine = Machine::new(Want::Acquire { ttl_ms }, wait_ms);
-        let look = machine.judge(self, key, table, first);
+        let look = match first {
+            Some((table, attempt)) => machine.judge(self, key, table, attempt),
+            None => machine.look(self, key),
+        };
         match self.block(&mut machine, key, look)? {
             Answer::Acquire(acquire) => Ok(acquire),
             _ => unreachable!("an acquire answers what an acquire can"),

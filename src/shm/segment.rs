@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The version of the layout. Frozen within a soname from release 0.1.0 on.
 pub const LAYOUT: u32 = 1;
@@ -78,7 +79,9 @@ pub struct Counters {
     pub takeovers: AtomicU64,
     /// Leases that ended before their acquire could return.
     pub lost: AtomicU64,
-    reserved: [AtomicU64; 4],
+    /// Not 0: somebody saw that the file is deleted. Nobody takes a lock here any more.
+    pub deleted: AtomicU64,
+    reserved: [AtomicU64; 3],
 }
 
 /// All that stands before the buckets.
@@ -104,7 +107,7 @@ const _: () = {
 
 /// Offsets and sizes of everything in the file, to be compared with the golden ones.
 pub fn layout() -> String {
-    let rows: [(&str, usize); 48] = [
+    let rows: [(&str, usize); 49] = [
         ("header.magic", offset_of!(Header, magic)),
         ("header.layout", offset_of!(Header, layout)),
         ("header.endian", offset_of!(Header, endian)),
@@ -131,6 +134,7 @@ pub fn layout() -> String {
         ("head.counters.steals", offset_of!(Head, counters) + offset_of!(Counters, steals)),
         ("head.counters.takeovers", offset_of!(Head, counters) + offset_of!(Counters, takeovers)),
         ("head.counters.lost", offset_of!(Head, counters) + offset_of!(Counters, lost)),
+        ("head.counters.deleted", offset_of!(Head, counters) + offset_of!(Counters, deleted)),
         ("head.members", offset_of!(Head, members)),
         ("head (size)", size_of::<Head>()),
         ("member.id", Member::OFFSETS[0]),
@@ -304,7 +308,13 @@ impl Segment {
             let length = usize::try_from(header.size).map_err(|_| Error::NoMemory)?;
             let base = map(&file, length).map_err(&fail)?;
             let file = KeptFd::new(file);
-            return Ok(Self { c_path: c_path(&path)?, path, private: place.private, header, base, length, file });
+            let segment = Self { c_path: c_path(&path)?, path, private: place.private, header, base, length, file };
+            // Or every acquire would look for another one, and find this again.
+            if segment.head().counters.deleted.load(Relaxed) != 0 && !segment.has_no_name() {
+                let fault = SegmentFault::Damaged("it says that it was deleted, but it is there");
+                return Err(Error::Segment { path: segment.path.clone(), fault });
+            }
+            return Ok(segment);
         }
         Err(fail(SegmentFault::System { doing: "making it while others make and delete it", errno: libc::EAGAIN }))
     }
@@ -324,12 +334,17 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(self.base.add(HEAD).cast().as_ptr(), self.header.buckets as usize) }
     }
 
+    /// Whether it is deleted, as all who have it open see.
+    pub fn has_no_name(&self) -> bool {
+        self.file.status().is_some_and(|status| status.st_nlink == 0)
+    }
+
     /// Whether its name is gone or another's. A path that we may not look at (any more) tells nothing.
     pub fn is_deleted(&self) -> bool {
-        let kept = self.file.status();
-        if kept.is_some_and(|status| status.st_nlink == 0) {
+        if self.has_no_name() {
             return true;
         }
+        let kept = self.file.status();
         // SAFETY: zero is a value of this plain struct.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a C string and a struct to fill.

@@ -29,7 +29,7 @@ pub struct Table {
     host: TableHost,
     hasher: KeyHasher,
     /// Where keys were last found. Never trusted: the slot is looked at as any other.
-    hints: [AtomicU32; HINTS],
+    hints: Box<[AtomicU32]>,
     looked_at: AtomicU64,
     /// The table before this one, deleted; other threads may still be in it.
     pub(super) earlier: *mut Table,
@@ -114,7 +114,8 @@ impl Table {
             segment,
             host: TableHost { clock, member, head },
             hasher,
-            hints: [const { AtomicU32::new(u32::MAX) }; HINTS],
+            // Not as an array: that would be made on the stack, and threads may have little of it.
+            hints: (0..HINTS).map(|_| AtomicU32::new(u32::MAX)).collect(),
             looked_at: AtomicU64::new(clock.now()),
             earlier: std::ptr::null_mut(),
         }))
@@ -256,20 +257,33 @@ impl Table {
         futex_wait(futex, value, self.host.clock, self.host.now() + longest)
     }
 
+    /// Whether a process has seen that the file is deleted. It is said in the table itself, for all: a lease granted
+    /// here would prolong its life, or be one too many after others found none and went on to the next table.
+    #[inline]
+    pub fn is_known_deleted(&self) -> bool {
+        self.host.head().counters.deleted.load(SeqCst) != 0
+    }
+
     /// Whether it is time to look at the file again, by a clock that was read anyway.
     #[inline]
     pub fn should_look(&self, now: u64) -> bool {
-        now.saturating_sub(self.looked_at.load(SeqCst)) >= LOOK_EVERY
+        now.saturating_sub(self.looked_at.load(SeqCst)) >= LOOK_EVERY || self.is_known_deleted()
     }
 
-    /// Whether the file is deleted. Once it is, every acquire looks, for good: a lease granted here would prolong its
-    /// life, or be one too many after another thread found none and went on to the next table. So it is said first, and
-    /// then looked for leases: of the thread that takes one and this, one sees the other.
+    /// Whether the file is deleted, or not to be found by its name. That is first said, for good, and then looked for
+    /// leases: of who takes one and this, one sees the other. All processes are told only of what all see: where the
+    /// file is merely hidden from us, by a mount or a change of root, we alone give it up.
     #[cold]
     pub fn is_deleted(&self) -> bool {
+        if self.is_known_deleted() {
+            return true;
+        }
         let before = self.looked_at.load(SeqCst);
         let deleted = self.segment.is_deleted();
         if deleted {
+            if self.segment.has_no_name() {
+                self.host.head().counters.deleted.store(1, SeqCst);
+            }
             self.looked_at.store(0, SeqCst);
             fence(SeqCst);
         } else {
