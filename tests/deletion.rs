@@ -127,6 +127,7 @@ fn a_new_table_is_attached_by_itself_when_the_last_lease_runs_out() {
             Ok(Acquire::Busy(busy)) => panic!("{busy:?}"),
             Err(error) => {
                 assert_mourned(&error.to_string(), &file(&dir));
+                assert!(begin.elapsed() < Duration::from_secs(10), "mourned for ever: {error}");
                 refused += 1;
                 std::thread::sleep(Duration::from_millis(10));
             }

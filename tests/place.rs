@@ -184,6 +184,53 @@ fn a_private_place_that_cannot_be_made_is_an_error() {
     });
 }
 
+/// As session managers do when a user's last session ends.
+#[test]
+fn a_private_place_that_was_removed_is_made_again() {
+    if !may_have_own_places() {
+        return;
+    }
+    with_own_places(|| {
+        as_user(ALICE, &[ALICE], || {
+            let mine = client("shm:");
+            let held = hold(&mine, "k", 60_000);
+            fs::remove_dir_all(private(ALICE)).unwrap();
+            let text = mine.acquire(b"k", 1000, 100).unwrap_err().to_string();
+            assert_says(&text, &private(ALICE).join("default"), &["deleted while in use"]);
+            assert_eq!(mine.release(b"k", &held.token.0).unwrap(), Verdict::Ok);
+            hold(&mine, "k", 60_000);
+            busy(&client("shm:"), "k");
+            says(&mine, r#""private_to_this_user":true"#);
+            assert_eq!(mode(&private(ALICE)), 0o700);
+        });
+    });
+}
+
+/// A daemon that gives root's rights up: the rule would now lead it elsewhere than those that it shares locks with.
+#[test]
+fn who_has_become_another_user_does_not_go_on_elsewhere() {
+    if !may_have_own_places() {
+        return;
+    }
+    with_own_places(|| {
+        let mine = client("shm:");
+        stats(&mine);
+        let changed = Shared::new();
+        let worker = fork_as(ALICE, &[ALICE], || {
+            changed.set(0, 1);
+            changed.wait(1, 1);
+            let text = refusal_of(&mine);
+            assert_says(&text, &private(0), &["has no right to search it: owner 0, group 0, mode 0700"]);
+        });
+        worker.wait_for(&changed, 0, 1);
+        fs::remove_file(private(0).join("default")).unwrap();
+        std::thread::sleep(Duration::from_millis(1050)); // who does not wait looks once in a second
+        changed.set(1, 1);
+        worker.join();
+        assert_eq!(names(Path::new("/dev/shm")), ["buflock-0"]);
+    });
+}
+
 // A shared place that can be used.
 
 #[test]
@@ -483,6 +530,18 @@ fn ahead(seconds: i64, body: impl FnOnce()) {
     in_child(body);
 }
 
+/// How long the machine runs, in s.
+fn uptime() -> u64 {
+    time_of(libc::CLOCK_MONOTONIC).as_secs()
+}
+
+fn time_of(clock: libc::clockid_t) -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a struct to fill.
+    assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
+}
+
 fn ms(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap()
 }
@@ -533,7 +592,9 @@ fn clocks_of_other_time_namespaces_agree() {
     if !may_shift_time() {
         return;
     }
-    for seconds in [100_000, -1] {
+    // Back, so that a futex that is given another's time sleeps too long; but not to before the machine started.
+    let back = i64::try_from(uptime().saturating_sub(2).min(30)).unwrap();
+    for seconds in [100_000, -back] {
         let dir = Dir::new("timens");
         let url = dir.url("t");
         let steps = Shared::new();
@@ -571,7 +632,10 @@ fn a_lease_lasts_as_long_in_another_time_namespace() {
             stats(&client);
             ready.set(0, 1);
             begun.wait(0, 1);
+            let worked = time_of(libc::CLOCK_THREAD_CPUTIME_ID);
             let waited = wait_for(&client, key, 1000);
+            let worked = time_of(libc::CLOCK_THREAD_CPUTIME_ID) - worked;
+            assert!(worked < Duration::from_millis(100), "it did not sleep, but worked {worked:?} of {waited} ms");
             assert!((300..5000).contains(&waited), "waited {waited} ms for a lease of 700 ms");
         };
         let (taker, wanter) = if outside_first {

@@ -94,8 +94,9 @@ impl Shm {
         let mut table = match unsafe { earlier.as_ref() } {
             None => Table::attach(&self.name, &self.settings)?,
             Some(earlier) => {
-                // In the same directory, whoever this process has become since.
-                let dir = earlier.segment.path.parent().map(Path::to_path_buf);
+                // In the same directory, whoever this process has become since. One of its own may have to be made.
+                let dir = earlier.segment.path.parent().filter(|dir| *dir != place::private_path());
+                let dir = dir.map(Path::to_path_buf).or(self.settings.dir.clone());
                 let table = Table::attach(&self.name, &Settings { dir, ..self.settings.clone() })?;
                 table.follow(earlier);
                 table

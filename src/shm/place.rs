@@ -36,6 +36,11 @@ pub struct Owner {
     pub kind: u32,
 }
 
+/// Where this process's user has tables of its own.
+pub fn private_path() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/buflock-{}", euid()))
+}
+
 /// The user on whose behalf this process works.
 pub fn euid() -> u32 {
     // SAFETY: it can't fail.
@@ -58,7 +63,7 @@ impl Place {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             _ => return Self::open(shared, false, false),
         }
-        let private = PathBuf::from(format!("/dev/shm/buflock-{}", euid()));
+        let private = private_path();
         let name = c_path(&private)?;
         // SAFETY: a C string.
         let made = unsafe { libc::mkdir(name.as_ptr(), 0o700) } == 0;
