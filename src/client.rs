@@ -1,6 +1,7 @@
 //! The lock service: picks the backend and applies the options that both share.
 
 use crate::answer::{Acquire, Answer, Await, Busy, Verdict};
+use crate::cancel::Uncancelled;
 use crate::config::{Settings, Target, parse_url};
 use crate::error::{BellFault, Error};
 use crate::off::Off;
@@ -196,6 +197,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        let _uncancelled = Uncancelled::new();
         if let Backend::Shm(shm) = &self.backend {
             shm.close(); // its ops may live on, its thread may not
         }

@@ -43,8 +43,8 @@ pub const OPTIONS: [Row; 22] = [
     row("dir", "", PATH),
     row("size", "1M", "a number of bytes from 16k to 64G, such as 65536, 64k or 1M"),
     row("mode", "", "0600 or 0660"),
-    row("user", "", "any text"),
-    row("password", "", "any text"),
+    row("user", "", "any UTF-8 text"),
+    row("password", "", "any UTF-8 text"),
     row("password_file", "", PATH),
     row("db", "", "a whole number from 0 on"),
     row("ca_file", "", PATH),
@@ -157,9 +157,10 @@ impl Settings {
         let Some(row) = OPTIONS.iter().find(|row| row.name == option) else {
             return Err(ConfigFault::Unknown { option: cut(option), nearest: nearest(option) });
         };
+        let secret = row.name.starts_with("password"); // also its file: a password may have been put there
         self.assign(row.name, value).ok_or_else(|| ConfigFault::Value {
             option: row.name,
-            value: cut(&String::from_utf8_lossy(value)),
+            value: (!secret).then(|| cut(&String::from_utf8_lossy(value))),
             want: row.want,
         })
     }
@@ -310,7 +311,7 @@ pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFau
     let target = target(front)?;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let Some((name, value)) = parameter.split_once('=') else {
-            return Err(ConfigFault::Parameter(cut(parameter)));
+            return Err(ConfigFault::Parameter); // it may be what is behind a & in a password
         };
         let name = decode(name).and_then(|name| String::from_utf8(name).ok());
         let name = name.ok_or(ConfigFault::Escape("parameter name"))?;
@@ -402,7 +403,9 @@ mod tests {
             ("shm://x", "bad table name \"//x\""),
             ("shm:a b", "bad table name"),
             ("off:x", "off: takes no name"),
-            ("shm:x?ttl", "\"ttl\" has no value"),
+            ("shm:x?ttl", "has no value"),
+            ("shm:x?password=a&geheim", "as %26"),
+            ("shm:x?password=%ffgeheim", "option password"),
             ("shm:x?tll=5", "did you mean \"ttl\"?"),
             ("shm:x?passwrd=geheim", "did you mean \"password\"?"),
             ("shm:x?ttl=%zz", "has a % without"),

@@ -124,12 +124,12 @@ pub enum ConfigFault {
         /// The option.
         option: &'static str,
         /// The value, unless it is secret.
-        value: String,
+        value: Option<String>,
         /// What it may be.
         want: &'static str,
     },
     /// A query parameter without `=`.
-    Parameter(String),
+    Parameter,
     /// A `%` without two hex digits behind it.
     Escape(&'static str),
 }
@@ -294,8 +294,11 @@ impl fmt::Display for ConfigFault {
             Self::Unknown { option, nearest } => {
                 write!(f, "unknown option \"{option}\": did you mean \"{nearest}\"?")
             }
-            Self::Value { option, value, want } => write!(f, "option {option} is \"{value}\": it must be {want}"),
-            Self::Parameter(name) => write!(f, "URL parameter \"{name}\" has no value: write {name}=VALUE"),
+            Self::Value { option, value: Some(value), want } => {
+                write!(f, "option {option} is \"{value}\": it must be {want}")
+            }
+            Self::Value { option, value: None, want } => write!(f, "option {option} must be {want}"),
+            Self::Parameter => f.write_str("a URL parameter has no value: write NAME=VALUE, and & in a value as %26"),
             Self::Escape(place) => write!(f, "the URL's {place} has a % without two hex digits behind it"),
         }
     }

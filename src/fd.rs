@@ -1,6 +1,7 @@
 //! File descriptors that a host may close behind our back, or have copied by a fork.
 
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// An fd of ours, with what tells its file from another under the same number: a daemon that closes all it does not know
 /// may have opened something else there, which is not ours to close.
@@ -49,6 +50,29 @@ impl Drop for KeptFd {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The fd of what was just opened, above the standard ones: where a host has closed those, what it prints must not end
+/// up in our file.
+///
+/// # Errors
+/// `fd` is none, with the system's error, or there is no other number.
+pub fn opened(fd: i32) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    if fd.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(fd);
+    }
+    // SAFETY: an open fd.
+    let moved = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    if moved < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(moved) })
 }
 
 /// fstat.

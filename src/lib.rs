@@ -8,6 +8,7 @@
 //! `config`, `error`, `fd`, `fork`, `hex`, `key`, `policy`, `stats`, `step`, `token`. The backends do not know each other.
 
 pub mod answer;
+pub mod cancel;
 pub mod client;
 pub mod config;
 pub mod error;

@@ -198,16 +198,17 @@ fn a_single_try_of_a_held_lock_notices_within_a_second() {
 #[test]
 fn a_table_that_was_renamed_over_is_given_up() {
     let dir = Dir::new("rename");
-    let mine = client(&small(&dir));
-    let held = hold(&mine, "k", 60_000);
+    // The older one takes the place of the younger.
     let next = client(&format!("{}&size=16k", dir.url("next")));
     let id = number(&next, "segment_id");
+    let mine = client(&small(&dir));
+    let held = hold(&mine, "k", 60_000);
     fs::rename(dir.path().join("next"), file(&dir)).unwrap();
     assert_mourned(&refusal_of_waiting(&mine), &file(&dir));
     assert_eq!(mine.release(b"k", &held.token.0).unwrap(), Verdict::Ok);
     let new = hold(&mine, "k", 60_000);
     assert_eq!(number(&mine, "segment_id"), id);
-    assert!(new.fence > held.fence);
+    assert!(new.fence > held.fence, "fence numbers go back: {new:?} after {held:?}");
     // Its first name is gone, but the file is the same, and in use by that name.
     assert!(number(&next, "held") == 1);
 }
@@ -233,6 +234,35 @@ fn a_table_that_others_do_not_find_any_more_is_given_up() {
         hold(&client(&small(&dir)), "k", 60_000);
         assert_mourned(&refusal_of_waiting(&mine), &file(&dir));
     });
+    // Who sees it where it was goes on.
+    hold(&mine, "another", 60_000);
+    std::thread::sleep(LOOK);
+    hold(&mine, "one more", 60_000);
+    assert_eq!(number(&mine, "reattached"), 1);
+}
+
+/// Of those who share it one sees it first, and goes on as soon as it finds no lease. The others are told by then.
+#[test]
+fn what_one_process_has_seen_all_know() {
+    let dir = Dir::new("told");
+    let url = small(&dir);
+    let mine = client(&url);
+    let held = hold(&mine, "k", 60_000);
+    let state = Shared::new();
+    let other = fork(|| {
+        let other = client(&url);
+        hold(&other, "other", 1);
+        state.set(0, 1);
+        state.wait(1, 1);
+        // It has looked a moment ago, and would not look again within the second.
+        assert_mourned(&refusal_of(&other), &file(&dir));
+    });
+    other.wait_for(&state, 0, 1);
+    fs::remove_file(file(&dir)).unwrap();
+    assert_mourned(&refusal_of_waiting(&mine), &file(&dir));
+    state.set(1, 1);
+    other.join();
+    assert_eq!(mine.release(b"k", &held.token.0).unwrap(), Verdict::Ok);
 }
 
 #[test]

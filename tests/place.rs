@@ -212,23 +212,31 @@ fn who_has_become_another_user_does_not_go_on_elsewhere() {
     if !may_have_own_places() {
         return;
     }
-    with_own_places(|| {
-        let mine = client("shm:");
-        stats(&mine);
-        let changed = Shared::new();
-        let worker = fork_as(ALICE, &[ALICE], || {
-            changed.set(0, 1);
-            changed.wait(1, 1);
-            let text = refusal_of(&mine);
-            assert_says(&text, &private(0), &["has no right to search it: owner 0, group 0, mode 0700"]);
+    for (want, all) in [
+        ("has no right to search it: owner 0, group 0, mode 0700", false),
+        ("opening the directory failed: No such file or directory", true),
+    ] {
+        with_own_places(|| {
+            let mine = client("shm:");
+            stats(&mine);
+            let changed = Shared::new();
+            let worker = fork_as(ALICE, &[ALICE], || {
+                changed.set(0, 1);
+                changed.wait(1, 1);
+                assert_says(&refusal_of(&mine), &private(0), &[want]);
+            });
+            worker.wait_for(&changed, 0, 1);
+            fs::remove_file(private(0).join("default")).unwrap();
+            if all {
+                fs::remove_dir(private(0)).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1050)); // who does not wait looks once in a second
+            changed.set(1, 1);
+            worker.join();
+            let left: &[&str] = if all { &[] } else { &["buflock-0"] };
+            assert_eq!(names(Path::new("/dev/shm")), left, "it went elsewhere");
         });
-        worker.wait_for(&changed, 0, 1);
-        fs::remove_file(private(0).join("default")).unwrap();
-        std::thread::sleep(Duration::from_millis(1050)); // who does not wait looks once in a second
-        changed.set(1, 1);
-        worker.join();
-        assert_eq!(names(Path::new("/dev/shm")), ["buflock-0"]);
-    });
+    }
 }
 
 // A shared place that can be used.

@@ -107,8 +107,9 @@ fn errors() -> Vec<Error> {
             C::Name(name()),
             C::OffName,
             C::Unknown { option: name(), nearest: "OTHER" },
-            C::Value { option: "NAME", value: "VALUE".to_owned(), want: "WANT" },
-            C::Parameter(name()),
+            C::Value { option: "NAME", value: Some("VALUE".to_owned()), want: "WANT" },
+            C::Value { option: "NAME", value: None, want: "WANT" },
+            C::Parameter,
             C::Escape("PLACE"),
         ]
         .map(Error::from),

@@ -3,6 +3,7 @@
 use super::lock::buflock_t;
 use super::words::buflock_status;
 use super::{boundary, given, guarded, text_bytes};
+use crate::cancel::Uncancelled;
 use crate::error::ArgumentFault;
 use std::ffi::{OsStr, c_char, c_int};
 use std::mem::MaybeUninit;
@@ -15,6 +16,7 @@ use std::slice;
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_bell_fd(lock: Option<&buflock_t>, fd: Option<&mut MaybeUninit<c_int>>) -> c_int {
     boundary(|| {
+        let _uncancelled = Uncancelled::new();
         let lock = given(lock, "lock")?;
         let fd = given(fd, "fd")?;
         fd.write(lock.0.bell()?.bell_fd()?);
@@ -31,6 +33,7 @@ pub extern "C" fn buflock_bell_fd(lock: Option<&buflock_t>, fd: Option<&mut Mayb
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn buflock_bell_listen(lock: Option<&buflock_t>, path: *const c_char) -> c_int {
     boundary(|| {
+        let _uncancelled = Uncancelled::new();
         let lock = given(lock, "lock")?;
         // SAFETY: the caller's promise.
         let path = unsafe { text_bytes(path, "path") }?;
@@ -51,6 +54,7 @@ pub unsafe extern "C" fn buflock_bell_read(
     count: Option<&mut MaybeUninit<usize>>,
 ) -> c_int {
     boundary(|| {
+        let _uncancelled = Uncancelled::new();
         let lock = given(lock, "lock")?;
         if ids.is_null() {
             return Err(ArgumentFault::Null("ids").into());
@@ -67,6 +71,7 @@ pub unsafe extern "C" fn buflock_bell_read(
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_bell_quit(lock: Option<&buflock_t>) {
     guarded((), || {
+        let _uncancelled = Uncancelled::new();
         if let Some(shm) = lock.and_then(|lock| lock.0.bell().ok()) {
             shm.bell_quit();
         }

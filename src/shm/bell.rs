@@ -10,13 +10,13 @@ use super::slot::{Seen, State};
 use super::table::Table;
 use super::wait::SLICE;
 use crate::error::{ArgumentFault, BellFault, Error};
-use crate::fd::KeptFd;
+use crate::fd::{KeptFd, opened};
 use crate::hooks;
 use crate::policy::NS_PER_MS;
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -109,8 +109,9 @@ impl Bell {
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
             return Err(failed("making a pipe", &io::Error::last_os_error()));
         }
-        // SAFETY: just made, and nobody else's.
-        let [read, write] = ends.map(|fd| KeptFd::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let [read, write] = ends.map(|fd| opened(fd).map(KeptFd::new));
+        let (read, write) =
+            read.and_then(|read| Ok((read, write?))).map_err(|error| failed("making a pipe", &error))?;
         Self::start(table, Way::Pipe { read, write })
     }
 
@@ -127,7 +128,11 @@ impl Bell {
             let _ = fs::remove_file(path);
             return Err(failed("closing the bell's socket to others", &error));
         }
-        let way = Way::Socket { path: path.to_owned(), listener: KeptFd::new(listener.into()), peer: OnceLock::new() };
+        let listener = opened(listener.into_raw_fd()).map_err(|error| {
+            let _ = fs::remove_file(path);
+            failed("making the bell's socket", &error)
+        })?;
+        let way = Way::Socket { path: path.to_owned(), listener: KeptFd::new(listener), peer: OnceLock::new() };
         Self::start(table, way).inspect_err(|_| drop(fs::remove_file(path)))
     }
 
@@ -386,7 +391,7 @@ fn accept(listener: &KeptFd) -> Option<OwnedFd> {
     // SAFETY: an fd that does not block; the peer's address is not asked for.
     let fd = unsafe { libc::accept4(listener.number(), null_mut(), null_mut(), libc::SOCK_CLOEXEC) };
     // SAFETY: just made, and nobody else's.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    opened(fd).ok()
 }
 
 /// Says that the thread has ended, however it does.

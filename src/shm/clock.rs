@@ -1,5 +1,6 @@
 //! The clock of a table: CLOCK_MONOTONIC of the initial time namespace, so that processes of all namespaces agree.
 
+use crate::cancel::Uncancelled;
 use crate::error::SegmentFault;
 use crate::hooks::{Mutant, mutant};
 use std::sync::atomic::Ordering::Relaxed;
@@ -155,6 +156,7 @@ pub fn futex_wake(futex: &AtomicU32, most: u32) -> u32 {
 
 /// Sleeps for `ns` nanoseconds, or less when a signal comes.
 pub fn sleep(ns: u64) -> Slept {
+    let _uncancelled = Uncancelled::new();
     let time = libc::timespec { tv_sec: signed(ns / NS_PER_S), tv_nsec: signed(ns % NS_PER_S) };
     // SAFETY: `time` is a timespec, and the rest is not asked for.
     let answer = unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut()) };

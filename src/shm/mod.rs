@@ -12,6 +12,7 @@ pub mod table;
 mod wait;
 
 use crate::answer::{Acquire, Answer, Await, Busy, Verdict};
+use crate::cancel::Uncancelled;
 use crate::config::Settings;
 use crate::error::{BellFault, Error};
 use crate::policy::NS_PER_MS;
@@ -90,6 +91,7 @@ impl Shm {
     /// Attaches, in place of `earlier`. Of several threads one prevails.
     #[cold]
     fn attach(&self, earlier: *mut Table) -> Result<&Table, Error> {
+        let _uncancelled = Uncancelled::new();
         // SAFETY: once published a table lives until this handle is dropped.
         let mut table = match unsafe { earlier.as_ref() } {
             None => Table::attach(&self.name, &self.settings)?,
@@ -402,6 +404,7 @@ impl Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
+        let _uncancelled = Uncancelled::new();
         // Before the tables, which its thread uses.
         let mut bell = *self.bell.get_mut();
         while !bell.is_null() {

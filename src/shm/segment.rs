@@ -6,12 +6,12 @@ use super::member::{MEMBERS, Member};
 use super::place::{Place, c_path, euid, owner_in};
 use super::slot::{Bucket, Slot, UNIT_SHIFT};
 use crate::error::{Error, SegmentFault};
-use crate::fd::{KeptFd, status};
+use crate::fd::{KeptFd, opened, status};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use std::ffi::{CStr, CString};
 use std::mem::{MaybeUninit, offset_of, size_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicU64;
@@ -30,6 +30,8 @@ const MAGIC: [u8; 8] = *b"BUFLOCK1";
 const ENDIAN: u32 = 0x0102_0304;
 /// CLOCK_MONOTONIC in the initial time namespace.
 const CLOCK: u32 = 1;
+/// How much memory is asked for at once, in bytes: some 100 us.
+const PIECE: libc::off_t = 256 << 10;
 /// How often making and opening may get in one another's way.
 const TRIES: usize = 16;
 /// How often, and after how many ns, the lock on a file to be replaced is tried: for about a second.
@@ -369,13 +371,12 @@ impl Drop for Segment {
 fn open(place: &Place, name: &CStr) -> Result<Option<OwnedFd>, MakeError> {
     let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
     // SAFETY: an open fd and a C string.
-    let fd = unsafe { libc::openat(place.fd(), name.as_ptr(), flags) };
-    if fd >= 0 {
-        // SAFETY: just opened, and nobody else's.
-        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
-    }
+    let error = match opened(unsafe { libc::openat(place.fd(), name.as_ptr(), flags) }) {
+        Ok(file) => return Ok(Some(file)),
+        Err(error) => error.raw_os_error().unwrap_or(0),
+    };
     let kind = |is| Err(SegmentFault::Kind { is, must_be: "a regular file" }.into());
-    match errno() {
+    match error {
         libc::ENOENT => Ok(None),
         libc::ELOOP => kind("a symbolic link"),
         libc::EISDIR => kind("a directory"),
@@ -491,26 +492,19 @@ impl<'a> Draft<'a> {
     fn new(place: &'a Place) -> Result<Self, MakeError> {
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: an open fd and a C string.
-        let fd = unsafe { libc::openat(place.fd(), c".".as_ptr(), flags | libc::O_TMPFILE, 0o600) };
-        if fd >= 0 && has_proc_fd(fd) {
-            // SAFETY: just opened, and nobody else's.
-            return Ok(Self { file: unsafe { OwnedFd::from_raw_fd(fd) }, place, name: None });
-        }
-        if fd >= 0 {
-            // SAFETY: just opened, and nobody else's.
-            unsafe { libc::close(fd) };
+        match opened(unsafe { libc::openat(place.fd(), c".".as_ptr(), flags | libc::O_TMPFILE, 0o600) }) {
+            Ok(file) if has_proc_fd(file.as_raw_fd()) => return Ok(Self { file, place, name: None }),
+            _ => {}
         }
         let name = hidden_name();
         // SAFETY: an open fd and a C string.
-        let fd = unsafe { libc::openat(place.fd(), name.as_ptr(), flags | libc::O_CREAT | libc::O_EXCL, 0o600) };
-        if fd < 0 {
-            return Err(match errno() {
+        match opened(unsafe { libc::openat(place.fd(), name.as_ptr(), flags | libc::O_CREAT | libc::O_EXCL, 0o600) }) {
+            Ok(file) => Ok(Self { file, place, name: Some(name) }),
+            Err(error) => Err(match error.raw_os_error().unwrap_or(0) {
                 libc::EACCES | libc::EPERM => place.denied("create files in").into(),
                 errno => SegmentFault::System { doing: "creating it", errno }.into(),
-            });
+            }),
         }
-        // SAFETY: just opened, and nobody else's.
-        Ok(Self { file: unsafe { OwnedFd::from_raw_fd(fd) }, place, name: Some(name) })
     }
 
     /// Gives the file a name. That another has it already is no failure: the next look finds that file.
@@ -591,14 +585,18 @@ fn allocate(file: &OwnedFd, size: u64) -> Result<(), SegmentFault> {
         return Err(fault(libc::EFBIG));
     }
     let length = libc::off_t::try_from(size).map_err(|_| fault(libc::EFBIG))?;
-    loop {
+    // In pieces: on tmpfs of older kernels any signal ends the call and undoes it: under a timer a long one never ends.
+    let mut done = 0;
+    while done < length {
+        let piece = (length - done).min(PIECE);
         // SAFETY: an open fd.
-        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
-            0 => return Ok(()),
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), done, piece) } {
+            0 => done += piece,
             libc::EINTR => {}
             errno => return Err(fault(errno)),
         }
     }
+    Ok(())
 }
 
 /// Puts a new file in the place of one from before the machine started. One process does it; the others find its file.

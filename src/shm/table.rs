@@ -6,6 +6,7 @@ use super::place::Place;
 use super::segment::{Head, LAYOUT, SLOTS, Segment};
 use super::slot::{Attempt, Event, Hold, Host, Owner, Seen, Slots, UNIT_SHIFT, Wish};
 use crate::answer::{Busy, Held, Holder, Verdict};
+use crate::cancel::Uncancelled;
 use crate::config::Settings;
 use crate::error::{Error, SegmentFault};
 use crate::fork::PerProcess;
@@ -224,6 +225,7 @@ impl Table {
 
     #[cold]
     fn join(&self) -> u16 {
+        let _uncancelled = Uncancelled::new();
         let members = &self.segment.head().members;
         // There, the living look dead and the dead alive. Locking works without a record.
         let shifted = self.host.clock.start_times_are_shifted();

@@ -6,6 +6,7 @@
 #endif
 #include "buflock.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +19,22 @@
 #define CHECK(condition) ((condition) ? (void)0 : failed(__FILE__, __LINE__, #condition))
 
 static int complaints = 2; /* the fd */
+static char test_dir[64];
+static pid_t test_process;
+
+static inline void remove_test_dir(void) {
+  if (getpid() != test_process) return;
+  char path[256];
+  for (int i = 0; i < 8; i++) {
+    snprintf(path, sizeof path, "%s/t%d", test_dir, i);
+    unlink(path);
+  }
+  rmdir(test_dir);
+}
 
 static inline void failed(const char *file, int line, const char *condition) {
   dprintf(complaints, "%s:%d: not so: %s (last error: %s)\n", file, line, condition, buflock_last_error());
+  remove_test_dir();
   _exit(1);
 }
 
@@ -36,19 +50,6 @@ static inline void pause_ms(long ms) {
   struct timespec rest = {ms / 1000, ms % 1000 * 1000000};
   while (nanosleep(&rest, &rest) && errno == EINTR) {
   }
-}
-
-static char test_dir[64];
-static pid_t test_process;
-
-static inline void remove_test_dir(void) {
-  if (getpid() != test_process) return;
-  char path[256];
-  for (int i = 0; i < 8; i++) {
-    snprintf(path, sizeof path, "%s/t%d", test_dir, i);
-    unlink(path);
-  }
-  rmdir(test_dir);
 }
 
 /* A lock service in a table of this test's own, number `table` of 8, with more options (may be ""). */

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // no test uses all of it
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Deref;
 use std::path::Path;
 use std::ptr::{NonNull, null, null_mut};
@@ -236,7 +236,8 @@ pub fn sleep_forever() -> ! {
 /// A test that cannot run here says so. Where CI=true nothing may be left out.
 pub fn skip(reason: &str) {
     assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "cannot be skipped in CI: {reason}");
-    eprintln!("skipped: {reason}");
+    // Not eprintln!, which is shown of failed tests only.
+    let _ = writeln!(io::stderr(), "skipped: {reason}");
 }
 
 /// Whether this is root; else the test is to be skipped.
