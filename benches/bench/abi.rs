@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
+use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
@@ -41,6 +42,35 @@ impl Info {
     }
 }
 
+/// What to do next about an op.
+#[derive(Clone, Copy, Debug)]
+pub enum Next {
+    Done,
+    Sleep,
+    Bell { id: u32, ms: u32 },
+}
+
+#[repr(C)]
+pub struct RawOp {
+    opaque: [u8; 0],
+}
+
+#[repr(C)]
+struct RawStep {
+    size: u32,
+    kind: i32,
+    ms: u32,
+    id: u32,
+    keep: i32,
+    tls: i32,
+    port: u32,
+    count: u32,
+    host: *const c_char,
+    pool: *const c_char,
+    data: *const c_char,
+    data_len: usize,
+}
+
 type ConfigNew = unsafe extern "C" fn() -> *mut RawConfig;
 type ConfigSet = unsafe extern "C" fn(*mut RawConfig, *const c_char, *const c_char) -> c_int;
 type ConfigFree = unsafe extern "C" fn(*mut RawConfig);
@@ -49,6 +79,13 @@ type Free = unsafe extern "C" fn(*mut RawLock);
 type Acquire = unsafe extern "C" fn(*const RawLock, *const c_char, usize, u32, u32, *mut c_char, *mut Info) -> c_int;
 type Release = unsafe extern "C" fn(*const RawLock, *const c_char, usize, *const c_char) -> c_int;
 type Await = unsafe extern "C" fn(*const RawLock, *const c_char, usize, u32) -> c_int;
+type BellFd = unsafe extern "C" fn(*const RawLock, *mut c_int) -> c_int;
+type BellListen = unsafe extern "C" fn(*const RawLock, *const c_char) -> c_int;
+type BellRead = unsafe extern "C" fn(*const RawLock, *mut u32, usize, *mut usize) -> c_int;
+type OpAcquire = unsafe extern "C" fn(*const RawLock, *const c_char, usize, u32, u32, *mut *mut RawOp) -> c_int;
+type OpNext = unsafe extern "C" fn(*mut RawOp, *mut RawStep) -> c_int;
+type OpFinish = unsafe extern "C" fn(*mut RawOp, *mut c_char, *mut Info) -> c_int;
+type OpFree = unsafe extern "C" fn(*mut RawOp);
 type Text = unsafe extern "C" fn() -> *const c_char;
 type StatusName = unsafe extern "C" fn(c_int) -> *const c_char;
 type Abi = unsafe extern "C" fn() -> c_int;
@@ -63,6 +100,13 @@ pub struct Api {
     acquire: Acquire,
     release: Release,
     await_: Await,
+    bell_fd: BellFd,
+    bell_listen: BellListen,
+    bell_read: BellRead,
+    op_acquire: OpAcquire,
+    op_next: OpNext,
+    op_finish: OpFinish,
+    op_free: OpFree,
     last_error: Text,
     status_name: StatusName,
     version: Text,
@@ -83,6 +127,13 @@ impl Api {
                 acquire: symbol(library, c"buflock_acquire")?,
                 release: symbol(library, c"buflock_release")?,
                 await_: symbol(library, c"buflock_await")?,
+                bell_fd: symbol(library, c"buflock_bell_fd")?,
+                bell_listen: symbol(library, c"buflock_bell_listen")?,
+                bell_read: symbol(library, c"buflock_bell_read")?,
+                op_acquire: symbol(library, c"buflock_op_acquire")?,
+                op_next: symbol(library, c"buflock_op_next")?,
+                op_finish: symbol(library, c"buflock_op_finish")?,
+                op_free: symbol(library, c"buflock_op_free")?,
                 last_error: symbol(library, c"buflock_last_error")?,
                 status_name: symbol(library, c"buflock_status_name")?,
                 version: symbol(library, c"buflock_version")?,
@@ -169,7 +220,7 @@ pub struct Handle<'a> {
 // SAFETY: the API lets many threads use one handle at once.
 unsafe impl Sync for Handle<'_> {}
 
-impl Handle<'_> {
+impl<'a> Handle<'a> {
     /// One acquire with the default ttl; the answer is the status.
     #[inline]
     pub fn acquire(&self, key: &[u8], wait_ms: u32, token: &mut Token, info: Option<&mut Info>) -> c_int {
@@ -191,6 +242,38 @@ impl Handle<'_> {
         unsafe { (self.api.await_)(self.raw, key.as_ptr().cast(), key.len(), wait_ms) }
     }
 
+    /// An acquire in steps, with the default ttl.
+    pub fn op(&self, key: &[u8], wait_ms: u32) -> Result<Op<'a>, String> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: handle alive, key has its length, raw is writable.
+        let status =
+            unsafe { (self.api.op_acquire)(self.raw, key.as_ptr().cast(), key.len(), DEFAULT, wait_ms, &raw mut raw) };
+        if status == OK { Ok(Op { api: self.api, raw }) } else { Err(self.failure("buflock_op_acquire", status)) }
+    }
+
+    /// Starts the bell's thread. The fd is the library's.
+    pub fn bell_fd(&self) -> Result<RawFd, String> {
+        let mut fd = -1;
+        // SAFETY: handle alive, fd is writable.
+        let status = unsafe { (self.api.bell_fd)(self.raw, &raw mut fd) };
+        if status == OK { Ok(fd) } else { Err(self.failure("buflock_bell_fd", status)) }
+    }
+
+    pub fn bell_listen(&self, path: &Path) -> Result<(), String> {
+        let path = c_text(&path.to_string_lossy())?;
+        // SAFETY: handle alive, path ends in NUL.
+        let status = unsafe { (self.api.bell_listen)(self.raw, path.as_ptr()) };
+        if status == OK { Ok(()) } else { Err(self.failure("buflock_bell_listen", status)) }
+    }
+
+    /// How many ids were written to `ids`.
+    pub fn bell_read(&self, ids: &mut [u32]) -> Result<usize, String> {
+        let mut count = 0;
+        // SAFETY: handle alive, ids has its length, count is writable.
+        let status = unsafe { (self.api.bell_read)(self.raw, ids.as_mut_ptr(), ids.len(), &raw mut count) };
+        if status == OK { Ok(count) } else { Err(self.failure("buflock_bell_read", status)) }
+    }
+
     #[cold]
     pub fn failure(&self, call: &str, status: c_int) -> String {
         self.api.failure(call, status)
@@ -201,6 +284,43 @@ impl Drop for Handle<'_> {
     fn drop(&mut self) {
         // SAFETY: made by buflock_new, freed only here.
         unsafe { (self.api.free)(self.raw) };
+    }
+}
+
+/// One acquire in steps. It may outlive its handle.
+pub struct Op<'a> {
+    api: &'a Api,
+    raw: *mut RawOp,
+}
+
+impl Op<'_> {
+    pub fn next(&mut self) -> Result<Next, String> {
+        // SAFETY: all-zero bytes are a valid step.
+        let mut step: RawStep = unsafe { std::mem::zeroed() };
+        step.size = u32::try_from(size_of::<RawStep>()).unwrap_or(0);
+        // SAFETY: op alive and this thread's, step has its size.
+        let status = unsafe { (self.api.op_next)(self.raw, &raw mut step) };
+        match (status, step.kind) {
+            (OK, 0) => Ok(Next::Done),
+            (OK, 4) => Ok(Next::Sleep),
+            (OK, 5) => Ok(Next::Bell { id: step.id, ms: step.ms }),
+            (OK, kind) => Err(format!("buflock_op_next asked for step {kind}")),
+            _ => Err(self.api.failure("buflock_op_next", status)),
+        }
+    }
+
+    /// After `Next::Done`: the token of the lock that is held now.
+    pub fn finish(&mut self, token: &mut Token) -> Result<(), String> {
+        // SAFETY: op alive and this thread's, token has its 64 bytes, no info.
+        let status = unsafe { (self.api.op_finish)(self.raw, token.as_mut_ptr(), ptr::null_mut()) };
+        if status == OK { Ok(()) } else { Err(self.api.failure("buflock_op_finish", status)) }
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by op_acquire, freed only here.
+        unsafe { (self.api.op_free)(self.raw) };
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::abi::{Api, Handle};
 use crate::cpus;
-use crate::locks::Rivals;
+use crate::locks::{Buflock, Flock, Kind, Lock, Polling, Rivals, Robust};
 use crate::report::Row;
 use crate::shared::{Shared, system_error};
 
@@ -41,6 +41,16 @@ impl Bench {
     pub fn handle(&self) -> Result<Handle<'_>, String> {
         let dir = self.dir.path().to_string_lossy();
         self.api.open("shm:bench", &[("dir", &dir)])
+    }
+
+    /// The calling process's own access to the lock of that kind that all processes of the bench share.
+    pub fn lock(&self, kind: Kind, key: &str) -> Result<Box<dyn Lock + '_>, String> {
+        Ok(match kind {
+            Kind::Buflock => Box::new(Buflock::waiting(self.handle()?, key)),
+            Kind::Polling => Box::new(Polling(Buflock::trying(self.handle()?, key))),
+            Kind::Robust => Box::new(Robust(&self.rivals)),
+            Kind::Flock => Box::new(Flock::open(self.dir.path())?),
+        })
     }
 
     /// The CPU number `index` of those we may use; they repeat when there are fewer.

@@ -70,7 +70,7 @@ impl Cell {
         let size = u32::try_from(self.crowd).unwrap_or(u32::MAX);
         let mut team = Team::start(self.crowd, |index| {
             pin(bench.cpu(index))?;
-            let mut lock = self.kind.open(bench, "contended")?;
+            let mut lock = bench.lock(self.kind, "contended")?;
             count(&arena.ready, size);
             wait_for(&arena.go, 1, || Ok(()))?;
             work(&arena, &mut *lock, &arena.counts[index].0)

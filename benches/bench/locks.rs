@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::abi::{BUSY, Handle, Info, OK, Token};
-use crate::bench::Bench;
 use crate::shared::{Line, Zeroed, now_ns, system_error};
 
 /// Longer than any hold in the bench.
-const PATIENCE_MS: u32 = 20_000;
+pub const PATIENCE_MS: u32 = 20_000;
 
 pub trait Lock {
     fn lock(&mut self) -> Result<(), String>;
@@ -37,16 +36,6 @@ impl Kind {
             Self::Robust => "robust shared mutex",
             Self::Flock => "flock",
         }
-    }
-
-    /// This process's own access to the lock of that kind that all processes of the bench share.
-    pub fn open<'b>(self, bench: &'b Bench, key: &str) -> Result<Box<dyn Lock + 'b>, String> {
-        Ok(match self {
-            Self::Buflock => Box::new(Buflock::waiting(bench.handle()?, key)),
-            Self::Polling => Box::new(Polling(Buflock::trying(bench.handle()?, key))),
-            Self::Robust => Box::new(Robust(&bench.rivals)),
-            Self::Flock => Box::new(Flock::open(bench.dir.path())?),
-        })
     }
 }
 
@@ -266,7 +255,7 @@ impl Lock for Buflock<'_> {
 }
 
 /// Waiting without a signal, as lock libraries do that can only try again.
-pub struct Polling<'b>(Buflock<'b>);
+pub struct Polling<'b>(pub Buflock<'b>);
 
 impl Lock for Polling<'_> {
     fn lock(&mut self) -> Result<(), String> {

@@ -4,9 +4,7 @@ use std::ffi::CStr;
 use std::fs;
 
 use crate::bench::Bench;
-
-/// Names and values, in the order in which they are shown.
-pub type Facts = Vec<(&'static str, String)>;
+use crate::report::Facts;
 
 pub fn facts(bench: &Bench, rounds: usize, load_before: &str) -> Facts {
     let cpus = bench.cpus.len();

@@ -5,6 +5,7 @@
 
 mod abi;
 mod awaiters;
+mod bell;
 mod bench;
 mod contended;
 mod cpus;
@@ -13,6 +14,7 @@ mod library;
 mod locks;
 mod machine;
 mod plot;
+mod relay;
 mod report;
 mod shared;
 mod stats;
@@ -118,6 +120,9 @@ fn run(options: &Options) -> Result<Report, String> {
         Box::new(uncontended::Uncontended::new(&bench)?),
         Box::new(handoff::Handoff::new(&bench)),
         Box::new(awaiters::Awaiters::new(&bench)),
+        Box::new(bell::BellHandoff::new(&bench)),
+        Box::new(bell::PendingOps::new(&bench)),
+        Box::new(bell::Releases::new(&bench)),
         Box::new(contended::Contended::new(&bench)),
         Box::new(library::Library::new(&bench, &options.out)?),
     ];

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::machine::Facts;
 use crate::stats::Series;
+
+/// What the figures were taken on: names and values, in the order in which they are shown.
+pub type Facts = Vec<(&'static str, String)>;
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Unit {
@@ -13,6 +15,7 @@ pub enum Unit {
     PerSecond,
     Kilobytes,
     Times,
+    Percent,
     Count,
 }
 
@@ -25,6 +28,7 @@ impl Unit {
             Self::PerSecond => "/s",
             Self::Kilobytes => "kB",
             Self::Times => "×",
+            Self::Percent => "%",
             Self::Count => "",
         }
     }
@@ -37,7 +41,7 @@ impl Unit {
             Self::Count => format!("{value:.0}"),
             Self::Kilobytes => format!("{value:.0} {name}"),
             Self::Times if value < 10.0 => format!("{value:.2} {name}"),
-            Self::Milliseconds => format!("{value:.2} {name}"),
+            Self::Milliseconds | Self::Percent => format!("{value:.2} {name}"),
             _ if value >= 1000.0 => format!("{value:.0} {name}"),
             _ => format!("{value:.1} {name}"),
         }
@@ -71,7 +75,10 @@ impl Bar {
 
     fn show(self, unit: Unit) -> String {
         let (sign, limit) = self.parts();
-        let number = if unit == Unit::Milliseconds { format!("{limit} ms") } else { unit.show(limit) };
+        let number = match unit {
+            Unit::Milliseconds | Unit::Percent => format!("{limit} {}", unit.name()),
+            _ => unit.show(limit),
+        };
         format!("{sign} {number}")
     }
 
