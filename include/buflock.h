@@ -49,7 +49,7 @@ typedef enum buflock_status {
   BUFLOCK_ARGUMENT = -1,
   // Unknown option (the nearest is named), bad value, bad URL.
   BUFLOCK_CONFIG = -2,
-  // Nothing was sent: the lock was not taken.
+  // The server cannot be reached, and nothing was done there: the lock was not taken.
   BUFLOCK_UNREACHABLE = -3,
   // Sent, no answer, and it could not be settled: act as not holding it.
   BUFLOCK_UNCERTAIN = -4,
@@ -125,7 +125,8 @@ typedef struct buflock_info {
 } buflock_info;
 
 // A step. Its pointers are good until the next call with the op.
-// Locks in shared memory ask for DONE, SLEEP and BELL only; CONNECT, SEND, RECV and CALL come with Redis.
+// Locks in shared memory ask for DONE, SLEEP and BELL only; those over a Redis server for DONE, CONNECT, SEND, RECV and
+// SLEEP; those of a `redis:` URL without server for DONE, CALL and SLEEP.
 typedef struct buflock_step {
   // In: sizeof(buflock_step). No byte beyond it is written.
   uint32_t size;
@@ -196,6 +197,7 @@ void buflock_free(struct buflock_t *lock);
 // `wait_ms` (0: one try; or BUFLOCK_DEFAULT).
 // OK: it is held, and `token`, a place for BUFLOCK_TOKEN_SIZE bytes, says by what; pass it to extend and release.
 // BUSY: somebody else holds it, and the wait is over. `info` may be NULL; it is written with OK and BUSY.
+// UNCERTAIN: act as not holding it. `token` is written: releasing it later does no harm.
 // `key` holds `key_len` bytes; `token` is NULL or has BUFLOCK_TOKEN_SIZE bytes; `info` is NULL or has `info->size`.
 int buflock_acquire(const struct buflock_t *lock,
                     const char *key,
@@ -219,9 +221,13 @@ int buflock_extend(const struct buflock_t *lock,
 // `key` holds `key_len` bytes; `token` is NULL or ends in NUL.
 int buflock_release(const struct buflock_t *lock, const char *key, size_t key_len, const char *token);
 
-// As buflock_release, but without network I/O, for finalizers: in shared memory at once.
+// As buflock_release, but without network I/O, for finalizers: in shared memory at once; over Redis it goes ahead of
+// this process's next command, and OK says no more than that.
 // `key` holds `key_len` bytes; `token` is NULL or ends in NUL.
-int buflock_drop(const struct buflock_t *lock, const char *key, size_t key_len, const char *token);
+int buflock_drop(const struct buflock_t *lock,
+                 const char *key,
+                 size_t key_len,
+                 const char *token);
 
 // Waits at most `wait_ms` (or BUFLOCK_DEFAULT) without taking the lock.
 // OK: free now, or released or in other hands since the call began. BUSY: the same hold still stands.
@@ -229,7 +235,8 @@ int buflock_drop(const struct buflock_t *lock, const char *key, size_t key_len, 
 int buflock_await(const struct buflock_t *lock, const char *key, size_t key_len, uint32_t wait_ms);
 
 // Looks who holds `key`. OK: nobody, and all of `info` but its size is 0. BUSY: `info` says how long still, and
-// `holder` who, as text such as "pid 4711", cut to its `room` bytes and ended by NUL. Both may be NULL.
+// `holder` who, as text such as "pid 4711" or, over Redis, the holder's option label, cut to its `room` bytes and ended
+// by NUL. Both may be NULL.
 // `key` holds `key_len` bytes; `info` is NULL or has `info->size`; `holder` is NULL or has `room` bytes.
 int buflock_inspect(const struct buflock_t *lock,
                     const char *key,

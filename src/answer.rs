@@ -15,7 +15,7 @@ pub enum Verdict {
 }
 
 /// What any call came to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Answer {
     /// Of an acquire.
     Acquire(Acquire),
@@ -23,6 +23,8 @@ pub enum Answer {
     Verdict(Verdict),
     /// Of an await.
     Await(Await),
+    /// Of an inspect. None: nobody holds it.
+    Hold(Option<Hold>),
 }
 
 /// What an acquire came to.
@@ -56,6 +58,32 @@ pub struct Busy {
     pub waited_ms: u32,
     /// Who it is.
     pub holder: Holder,
+}
+
+/// What an inspect tells of somebody's hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// What is left of the lease in ms; 0 unknown.
+    pub left_ms: u32,
+    /// Who it is.
+    pub holder: Holder,
+    /// What it calls itself, by its option `label`.
+    pub label: Option<String>,
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.label {
+            Some(label) => f.write_str(label),
+            None => self.holder.fmt(f),
+        }
+    }
+}
+
+impl From<Busy> for Hold {
+    fn from(busy: Busy) -> Self {
+        Self { left_ms: busy.left_ms, holder: busy.holder, label: None }
+    }
 }
 
 /// Who holds a lock, as far as is known.

@@ -1,12 +1,14 @@
 //! The lock service: picks the backend and applies the options that both share.
 
-use crate::answer::{Acquire, Answer, Await, Busy, Verdict};
+use crate::answer::{Acquire, Answer, Await, Hold, Verdict};
 use crate::cancel::Uncancelled;
 use crate::config::{Settings, Target, parse_url};
 use crate::error::{BellFault, Error};
 use crate::off::Off;
 use crate::op::{Ends, Op};
 use crate::policy::{lease, wait};
+use crate::redis::Redis;
+use crate::redis::machine::Want as RedisWant;
 use crate::shm::Shm;
 use crate::shm::machine::Want;
 use crate::stats::Object;
@@ -24,6 +26,7 @@ pub struct Client {
 
 enum Backend {
     Shm(Arc<Shm>),
+    Redis(Arc<Redis>),
     Off(Off),
 }
 
@@ -37,6 +40,7 @@ impl Client {
         let (ttl_ms, timeout_ms) = (settings.ttl_ms, settings.timeout_ms);
         let backend = match target {
             Target::Shm(name) => Backend::Shm(Arc::new(Shm::new(name, settings))),
+            Target::Redis(address) => Backend::Redis(Arc::new(Redis::new(address, settings)?)),
             Target::Off => Backend::Off(Off::default()),
         };
         Ok(Self { backend, ttl_ms, timeout_ms, ends: Arc::default() })
@@ -48,9 +52,26 @@ impl Client {
     /// Whatever else than a held or a busy lock.
     #[inline]
     pub fn acquire(&self, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
+        self.acquire_telling(key, ttl_ms, wait_ms, true)
+    }
+
+    /// The same. `tell_left` false: it does not matter how long another holds the lock, which Redis answers a little
+    /// faster.
+    ///
+    /// # Errors
+    /// As of [`Self::acquire`].
+    #[inline]
+    pub fn acquire_telling(&self, key: &[u8], ttl_ms: u32, wait_ms: u32, tell_left: bool) -> Result<Acquire, Error> {
         let (ttl_ms, wait_ms) = (lease(ttl_ms, self.ttl_ms)?, wait(wait_ms, self.timeout_ms));
         match &self.backend {
             Backend::Shm(shm) => shm.acquire(key, ttl_ms, wait_ms),
+            Backend::Redis(redis) => {
+                let token = Token::random().map_err(|_| Error::NoRandom)?;
+                match redis.block(RedisWant::Acquire { ttl_ms, tell_left }, key, &token.0, wait_ms)? {
+                    Answer::Acquire(acquire) => Ok(acquire),
+                    _ => unreachable!("an acquire answers what an acquire can"),
+                }
+            }
             Backend::Off(off) => off.acquire(ttl_ms),
         }
     }
@@ -64,6 +85,7 @@ impl Client {
         let ttl_ms = lease(ttl_ms, self.ttl_ms)?;
         match &self.backend {
             Backend::Shm(shm) => shm.extend(key, token, ttl_ms),
+            Backend::Redis(redis) => verdict(redis.block(RedisWant::Extend { ttl_ms }, key, token, 0)?),
             Backend::Off(_) => Ok(Verdict::Ok),
         }
     }
@@ -76,16 +98,23 @@ impl Client {
     pub fn release(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.release(key, token),
+            Backend::Redis(redis) => verdict(redis.block(RedisWant::Release, key, token, 0)?),
             Backend::Off(_) => Ok(Verdict::Ok),
         }
     }
 
-    /// As release, but without network I/O, for finalizers.
+    /// As release, but without network I/O, for finalizers: OK over Redis says that it goes ahead of the next command.
     ///
     /// # Errors
     /// Whatever else than a verdict.
     pub fn drop_hold(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
-        self.release(key, token)
+        match &self.backend {
+            Backend::Redis(redis) => {
+                redis.drop_hold(key, token);
+                Ok(Verdict::Ok)
+            }
+            _ => self.release(key, token),
+        }
     }
 
     /// Waits at most `wait_ms` until `key` is free, was released or has changed hands.
@@ -95,6 +124,10 @@ impl Client {
     pub fn wait_for_end(&self, key: &[u8], wait_ms: u32) -> Result<Await, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.wait_for_end(key, wait(wait_ms, self.timeout_ms)),
+            Backend::Redis(redis) => match redis.block(RedisWant::Await, key, b"", wait(wait_ms, self.timeout_ms))? {
+                Answer::Await(answer) => Ok(answer),
+                _ => unreachable!("an await answers what an await can"),
+            },
             Backend::Off(_) => Ok(Await::Over),
         }
     }
@@ -103,9 +136,13 @@ impl Client {
     ///
     /// # Errors
     /// Whatever else than an answer.
-    pub fn inspect(&self, key: &[u8]) -> Result<Option<Busy>, Error> {
+    pub fn inspect(&self, key: &[u8]) -> Result<Option<Hold>, Error> {
         match &self.backend {
-            Backend::Shm(shm) => shm.inspect(key),
+            Backend::Shm(shm) => Ok(shm.inspect(key)?.map(Hold::from)),
+            Backend::Redis(redis) => match redis.block(RedisWant::Inspect, key, b"", 0)? {
+                Answer::Hold(hold) => Ok(hold),
+                _ => unreachable!("an inspect answers what an inspect can"),
+            },
             Backend::Off(_) => Ok(None),
         }
     }
@@ -117,6 +154,7 @@ impl Client {
     pub fn end_any(&self, key: &[u8]) -> Result<Verdict, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.end_any(key),
+            Backend::Redis(redis) => verdict(redis.block(RedisWant::Break, key, b"", 0)?),
             Backend::Off(_) => Ok(Verdict::Expired),
         }
     }
@@ -129,6 +167,10 @@ impl Client {
         let (ttl_ms, wait_ms) = (lease(ttl_ms, self.ttl_ms)?, wait(wait_ms, self.timeout_ms));
         Ok(match &self.backend {
             Backend::Shm(shm) => Op::shm(shm, key, Want::Acquire { ttl_ms }, wait_ms, &self.ends),
+            Backend::Redis(redis) => {
+                let token = Token::random().map_err(|_| Error::NoRandom)?;
+                Op::redis(redis, RedisWant::Acquire { ttl_ms, tell_left: true }, key, &token.0, wait_ms, &self.ends)
+            }
             Backend::Off(off) => Op::answered(off.acquire(ttl_ms).map(Answer::Acquire), key, &self.ends),
         })
     }
@@ -138,24 +180,30 @@ impl Client {
     /// # Errors
     /// A lease that cannot be.
     pub fn op_extend(&self, key: &[u8], token: &[u8], ttl_ms: u32) -> Result<Op, Error> {
-        let (token, ttl_ms) = (Token::parse(token), lease(ttl_ms, self.ttl_ms)?);
-        Ok(self.op(key, Want::Extend { token, ttl_ms }, 0, Answer::Verdict(Verdict::Ok)))
+        let ttl_ms = lease(ttl_ms, self.ttl_ms)?;
+        Ok(match &self.backend {
+            Backend::Shm(shm) => Op::shm(shm, key, Want::Extend { token: Token::parse(token), ttl_ms }, 0, &self.ends),
+            Backend::Redis(redis) => Op::redis(redis, RedisWant::Extend { ttl_ms }, key, token, 0, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), key, &self.ends),
+        })
     }
 
     /// A release in steps.
     pub fn op_release(&self, key: &[u8], token: &[u8]) -> Op {
-        self.op(key, Want::Release { token: Token::parse(token) }, 0, Answer::Verdict(Verdict::Ok))
+        match &self.backend {
+            Backend::Shm(shm) => Op::shm(shm, key, Want::Release { token: Token::parse(token) }, 0, &self.ends),
+            Backend::Redis(redis) => Op::redis(redis, RedisWant::Release, key, token, 0, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), key, &self.ends),
+        }
     }
 
     /// An await in steps.
     pub fn op_await(&self, key: &[u8], wait_ms: u32) -> Op {
-        self.op(key, Want::Await, wait(wait_ms, self.timeout_ms), Answer::Await(Await::Over))
-    }
-
-    fn op(&self, key: &[u8], want: Want, wait_ms: u32, when_off: Answer) -> Op {
+        let wait_ms = wait(wait_ms, self.timeout_ms);
         match &self.backend {
-            Backend::Shm(shm) => Op::shm(shm, key, want, wait_ms, &self.ends),
-            Backend::Off(_) => Op::answered(Ok(when_off), key, &self.ends),
+            Backend::Shm(shm) => Op::shm(shm, key, Want::Await, wait_ms, &self.ends),
+            Backend::Redis(redis) => Op::redis(redis, RedisWant::Await, key, b"", wait_ms, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Await(Await::Over)), key, &self.ends),
         }
     }
 
@@ -166,7 +214,7 @@ impl Client {
     pub fn bell(&self) -> Result<&Shm, Error> {
         match &self.backend {
             Backend::Shm(shm) => Ok(shm),
-            Backend::Off(_) => Err(BellFault::NotShm.into()),
+            Backend::Redis(_) | Backend::Off(_) => Err(BellFault::NotShm.into()),
         }
     }
 
@@ -180,6 +228,7 @@ impl Client {
         json.number("abi", u64::from(crate::ABI));
         match &self.backend {
             Backend::Shm(shm) => shm.stats(&mut json)?,
+            Backend::Redis(redis) => redis.stats(&mut json),
             Backend::Off(off) => off.stats(&mut json),
         }
         for (name, count) in [
@@ -192,6 +241,13 @@ impl Client {
             json.number(name, count.load(Relaxed));
         }
         Ok(json.finish())
+    }
+}
+
+fn verdict(answer: Answer) -> Result<Verdict, Error> {
+    match answer {
+        Answer::Verdict(verdict) => Ok(verdict),
+        _ => unreachable!("it answers a verdict"),
     }
 }
 

@@ -2,6 +2,9 @@
 
 use crate::error::ConfigFault;
 use crate::policy::{MAX_MS, NS_PER_MS, milliseconds};
+use redis::{ConnectionAddr, IntoConnectionInfo};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// One option, as `buflock_config_set` and URL parameters know it.
@@ -298,8 +301,26 @@ fn edits(from: &[u8], to: &[u8]) -> usize {
 pub enum Target {
     /// A table in shared memory, by name.
     Shm(String),
+    /// A server; None: a caller's own client carries the commands.
+    Redis(Option<Address>),
     /// Every acquire is granted.
     Off,
+}
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// On a host.
+    Tcp {
+        /// Its name or number.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Whether to speak TLS.
+        tls: bool,
+    },
+    /// On this host, behind a Unix socket.
+    Unix(PathBuf),
 }
 
 /// Reads a URL. Its parameters change `settings`.
@@ -308,7 +329,7 @@ pub enum Target {
 /// A URL that cannot be used. The text never quotes it whole, since it may hold a password.
 pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFault> {
     let (front, query) = url.split_once('?').unwrap_or((url, ""));
-    let target = target(front)?;
+    let target = target(front, settings)?;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let Some((name, value)) = parameter.split_once('=') else {
             return Err(ConfigFault::Parameter); // it may be what is behind a & in a password
@@ -320,19 +341,56 @@ pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFau
     Ok(target)
 }
 
-fn target(front: &str) -> Result<Target, ConfigFault> {
-    const REDIS: [&str; 4] = ["redis://", "rediss://", "unix://", "redis:"];
-    if let Some(scheme) = REDIS.into_iter().find(|scheme| front.starts_with(scheme)) {
-        return Err(ConfigFault::NotBuilt(scheme));
+fn target(front: &str, settings: &mut Settings) -> Result<Target, ConfigFault> {
+    if let Some(path) = front.strip_prefix("unix://") {
+        return unix_address(path).map(Some).map(Target::Redis);
+    }
+    for (scheme, tls) in [("redis://", false), ("rediss://", true)] {
+        if let Some(server) = front.strip_prefix(scheme) {
+            return tcp_address(server, tls, settings).map(Some).map(Target::Redis);
+        }
     }
     match front.split_once(':') {
         Some(("shm", "")) => Ok(Target::Shm("default".to_owned())),
         Some(("shm", name)) if is_table_name(name) => Ok(Target::Shm(name.to_owned())),
         Some(("shm", name)) => Err(ConfigFault::Name(cut(name))),
+        Some(("redis", "")) => Ok(Target::Redis(None)),
+        Some(("redis", _)) => Err(ConfigFault::Server),
         Some(("off", "")) => Ok(Target::Off),
         Some(("off", _)) => Err(ConfigFault::OffName),
         other => Err(ConfigFault::Scheme(other.map_or(String::new(), |(scheme, _)| shown_scheme(scheme)))),
     }
+}
+
+fn unix_address(path: &str) -> Result<Address, ConfigFault> {
+    const MOST: usize = 107; // what the kernel takes
+    let path = decode(path).ok_or(ConfigFault::Escape("path"))?;
+    let good = path.starts_with(b"/") && path.len() <= MOST && !path.contains(&0);
+    if good { Ok(Address::Unix(OsString::from_vec(path).into())) } else { Err(ConfigFault::SocketPath) }
+}
+
+/// `[USER:PASSWORD@]HOST[:PORT][/DB]`. What it says of user, password and database goes to `settings`.
+fn tcp_address(server: &str, tls: bool, settings: &mut Settings) -> Result<Address, ConfigFault> {
+    if tls && !cfg!(feature = "tls") {
+        return Err(ConfigFault::NoTls);
+    }
+    // The crate's texts may quote what they could not read.
+    let info = format!("redis://{server}").into_connection_info().map_err(|_| ConfigFault::Server)?;
+    let said = info.redis_settings();
+    let ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(ConfigFault::Server) };
+    if host.is_empty() || host.contains(['\0', '%']) || server.contains('#') {
+        return Err(ConfigFault::Server);
+    }
+    if let Some(user) = said.username() {
+        settings.user = Some(user.to_owned());
+    }
+    if let Some(password) = said.password() {
+        settings.password = Some(Secret::Text(password.to_owned()));
+    }
+    if server.rsplit('@').next().is_some_and(|place| place.contains('/')) {
+        settings.db = Some(u32::try_from(said.db()).map_err(|_| ConfigFault::Server)?);
+    }
+    Ok(Address::Tcp { host: host.clone(), port: *port, tls })
 }
 
 /// What may be said of an unknown scheme: it may be a mistyped URL with a password in it.
@@ -383,6 +441,26 @@ mod tests {
     }
 
     #[test]
+    fn urls_name_servers() {
+        let tcp = |host: &str, port| Address::Tcp { host: host.to_owned(), port, tls: false };
+        let server = |url: &str| match parsed(url).unwrap() {
+            (Target::Redis(address), settings) => (address, settings),
+            (other, _) => panic!("{url}: {other:?}"),
+        };
+        assert_eq!(server("redis://h").0, Some(tcp("h", 6379)));
+        assert_eq!(server("redis://127.0.0.1:7000/").0, Some(tcp("127.0.0.1", 7000)));
+        assert_eq!(server("redis://[::1]:7000/2").0, Some(tcp("::1", 7000)));
+        assert_eq!(server("unix:///run/a%20b?db=3").0, Some(Address::Unix("/run/a b".into())));
+        assert_eq!(server("redis:?ttl=1").0, None);
+        let (_, settings) = server("redis://us%40er:p%2Fw%20%3A@h/7?password_file=/x");
+        assert_eq!((settings.user.as_deref(), settings.db), (Some("us@er"), Some(7)));
+        assert!(matches!(settings.password, Some(Secret::File(path)) if path.as_os_str() == "/x"));
+        let (_, settings) = server("redis://:p%2Fw%20%3A@h");
+        assert!(matches!(settings.password, Some(Secret::Text(text)) if text == "p/w :"));
+        assert_eq!((settings.user, settings.db), (None, None));
+    }
+
+    #[test]
     fn defaults_are_those_of_the_table() {
         let settings = Settings::default();
         assert_eq!(settings.namespace, b"buflock:");
@@ -410,7 +488,19 @@ mod tests {
             ("shm:x?passwrd=geheim", "did you mean \"password\"?"),
             ("shm:x?ttl=%zz", "has a % without"),
             ("shm:x?ttl=%5", "has a % without"),
-            ("redis://u:geheim@h", "redis:// URLs are not built yet"),
+            ("redis://u:geheim@", "the URL's server cannot be read"),
+            ("redis://u:geh/eim@h", "the URL's server cannot be read"),
+            ("redis://u:geheim@h:x", "the URL's server cannot be read"),
+            ("redis://u:geheim@h/one", "the URL's server cannot be read"),
+            ("redis://u:geheim@h/-1", "the URL's server cannot be read"),
+            ("redis://u:geheim@h#x", "the URL's server cannot be read"),
+            ("redis:u:geheim@h", "the URL's server cannot be read"),
+            ("redis://0.0.0.0", "the URL's server cannot be read"),
+            ("redis://u:geheim@h?db=x", "option db is"),
+            ("rediss://u:geheim@h", if cfg!(feature = "tls") { "" } else { "needs a library that was built with TLS" }),
+            ("unix://here", "unix:// needs a path"),
+            ("unix:///a%00b", "unix:// needs a path"),
+            ("unix:///a%zz", "the URL's path has a %"),
             ("redis//u:geheim@h", "the URL begins with \"\""),
             ("geheim@host:6379", "the URL begins with \"\""),
         ];

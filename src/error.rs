@@ -3,9 +3,11 @@
 //! A text says the cause in plain words: which argument or file, what is wrong with it, and what would be right.
 //! None holds a password or a whole URL.
 
+use crate::token::Token;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A failure. Expected answers, like a busy lock, are not errors.
 #[derive(Clone, Debug)]
@@ -25,6 +27,17 @@ pub enum Error {
     NoRandom,
     /// The bell cannot be had.
     Bell(BellFault),
+    /// The server gave no good answer.
+    Server {
+        /// Which.
+        server: Arc<str>,
+        /// What that means.
+        fault: ServerFault,
+        /// What happened, in its own words where it has said some.
+        why: Box<str>,
+    },
+    /// A blocking call of a lock whose commands a caller's own client carries.
+    NoServer,
     /// The shared segment cannot be used.
     Segment {
         /// The file or the directory.
@@ -70,6 +83,8 @@ pub enum ArgumentFault {
     NotDone,
     /// Something was given to an op that did not ask for it.
     NotAsked(&'static str),
+    /// A kind of reply that there is not.
+    ReplyKind(i32),
     /// An output that does not fit.
     Room {
         /// The argument.
@@ -79,6 +94,19 @@ pub enum ArgumentFault {
         /// What is needed, in bytes.
         need: usize,
     },
+}
+
+/// What a failure with a server means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerFault {
+    /// Nothing was done there.
+    Unreachable,
+    /// Something may have been done there. Of an acquire: the token that may hold the lock.
+    Uncertain(Option<Token>),
+    /// It answered with an error.
+    Refused,
+    /// It was not asked: the circuit breaker is open.
+    Unavailable,
 }
 
 /// Why there is no bell.
@@ -106,8 +134,19 @@ pub enum BellFault {
 pub enum ConfigFault {
     /// A URL of an unknown kind. It is not quoted whole: it may hold a password.
     Scheme(String),
-    /// A kind of URL that this version does not serve.
-    NotBuilt(&'static str),
+    /// A URL whose server cannot be read.
+    Server,
+    /// `unix://` without a path that a socket can have.
+    SocketPath,
+    /// `rediss://` where the library has no TLS.
+    NoTls,
+    /// A password file that cannot be used.
+    PasswordFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A bad name of a table.
     Name(String),
     /// `off:` with something behind it.
@@ -225,6 +264,16 @@ impl From<BellFault> for Error {
     }
 }
 
+impl Error {
+    /// After an acquire: the token that may hold the lock.
+    pub fn token(&self) -> Option<&Token> {
+        match self {
+            Self::Server { fault: ServerFault::Uncertain(token), .. } => token.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 impl std::error::Error for Error {}
 
 impl fmt::Display for Error {
@@ -236,6 +285,8 @@ impl fmt::Display for Error {
                 write!(f, "the lock table is full (room for {slots} locks): give a larger size when it is made")
             }
             Self::Bell(fault) => fault.fmt(f),
+            Self::Server { server, why, .. } => write!(f, "{server}: {why}"),
+            Self::NoServer => f.write_str("redis: names no server: use ops, whose commands your own client carries"),
             Self::NoMemory => f.write_str("the process gets no memory"),
             Self::NoRandom => f.write_str("the kernel gives no random numbers to make a token of"),
             Self::Segment { path, fault } => write!(f, "{}: {fault}", path.display()),
@@ -261,6 +312,7 @@ impl fmt::Display for ArgumentFault {
             }
             Self::NotDone => f.write_str("op is not done: call buflock_op_next or buflock_op_run until it is"),
             Self::NotAsked(what) => write!(f, "op did not ask for {what}: do what its last step says"),
+            Self::ReplyKind(kind) => write!(f, "kind is {kind}: it must be a buflock_reply, 0 to 3"),
             Self::Room { name, room, need } => write!(f, "{name} has room for {room} bytes, {need} are needed"),
         }
     }
@@ -285,7 +337,15 @@ impl fmt::Display for ConfigFault {
                 write!(f, "the URL begins with \"{scheme}\": it must begin with shm:, off:, ")?;
                 f.write_str("redis://, rediss://, unix:// or redis:")
             }
-            Self::NotBuilt(scheme) => write!(f, "{scheme} URLs are not built yet: use shm: or off:"),
+            Self::Server => {
+                f.write_str(
+                    "the URL's server cannot be read: write redis://[USER:PASSWORD@]HOST[:PORT][/DB], with %XX ",
+                )?;
+                f.write_str("for other characters than A-Z a-z 0-9 - . _ ~ in USER and PASSWORD")
+            }
+            Self::SocketPath => f.write_str("unix:// needs a path that begins with / and has at most 107 bytes"),
+            Self::NoTls => f.write_str("rediss:// needs a library that was built with TLS: make lib TLS=1"),
+            Self::PasswordFile { path, why } => write!(f, "password_file {}: {why}", path.display()),
             Self::Name(name) => {
                 write!(f, "bad table name \"{name}\" behind shm: it has 1 to 64 of A-Z a-z 0-9 . _ - and ")?;
                 f.write_str("does not begin with a dot")

@@ -5,7 +5,7 @@
 //! same for Rust.
 //!
 //! Dependencies point one way: `ffi` to `client`, `client` to the backends `shm` and `off`, all to the leaves `answer`,
-//! `config`, `error`, `fd`, `fork`, `hex`, `key`, `policy`, `stats`, `step`, `token`. The backends do not know each other.
+//! `config`, `error`, `fd`, `fork`, `hex`, `key`, `policy`, `stats`, `step`, `sys`, `token`. The backends do not know each other.
 
 pub mod answer;
 pub mod cancel;
@@ -21,9 +21,11 @@ pub mod key;
 pub mod off;
 pub mod op;
 pub mod policy;
+pub mod redis;
 pub mod shm;
 pub mod stats;
 pub mod step;
+pub mod sys;
 pub mod token;
 
 /// The version, as in `Cargo.toml`.

@@ -7,10 +7,13 @@
 
 use crate::answer::{Acquire, Answer, Await, Busy, Held, Verdict};
 use crate::error::{ArgumentFault, Error};
+use crate::redis::machine::{Machine as RedisMachine, Want as RedisWant};
+use crate::redis::wire::Reply;
+use crate::redis::{Link, Redis, Server, drive, put_back};
 use crate::shm::Shm;
-use crate::shm::clock::Slept;
 use crate::shm::machine::{Look, Machine, Want};
 use crate::step::Step;
+use crate::sys::{Slept, monotonic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -53,6 +56,7 @@ pub struct Op {
 /// The backend's machine, with what it needs.
 enum OpMachine {
     Shm { shm: Arc<Shm>, machine: Machine },
+    Redis { redis: Arc<Redis>, machine: Box<RedisMachine>, link: Link },
     Off { answer: Result<Answer, Error> },
 }
 
@@ -61,6 +65,19 @@ impl Op {
     pub fn shm(shm: &Arc<Shm>, key: &[u8], want: Want, wait_ms: u32, ends: &Arc<Ends>) -> Self {
         let machine = OpMachine::Shm { shm: shm.clone(), machine: Machine::new(want, wait_ms) };
         Self::new(machine, key, shm.next_id(), ends)
+    }
+
+    /// An op over Redis.
+    pub fn redis(
+        redis: &Arc<Redis>,
+        want: RedisWant,
+        key: &[u8],
+        token: &[u8],
+        wait_ms: u32,
+        ends: &Arc<Ends>,
+    ) -> Self {
+        let machine = Box::new(redis.machine(want, key, token, wait_ms));
+        Self::new(OpMachine::Redis { redis: redis.clone(), machine, link: Link::default() }, b"", 1, ends)
     }
 
     /// An op whose answer stands already.
@@ -88,9 +105,15 @@ impl Op {
     /// What to do next.
     #[allow(clippy::should_implement_trait)] // it never ends with None
     pub fn next(&mut self) -> Step {
+        if let OpMachine::Redis { redis, machine, .. } = &mut self.machine {
+            let step = machine.next(redis, monotonic());
+            self.note_end();
+            return step;
+        }
         while self.result.is_none() {
             let answer = match &mut self.machine {
                 OpMachine::Off { answer } => answer.clone(),
+                OpMachine::Redis { .. } => unreachable!("it has its own steps"),
                 OpMachine::Shm { shm, machine } => match machine.look(shm, &self.key) {
                     Look::Over(answer) => answer,
                     Look::Busy(pause) => match shm.wait_step(machine, &pause, self.id) {
@@ -101,15 +124,116 @@ impl Op {
             };
             self.end(answer);
         }
-        Step::Done
+        Step::Done { keep: false }
+    }
+
+    /// After a step of a Redis machine: whether it is done.
+    fn note_end(&mut self) {
+        if let OpMachine::Redis { machine, .. } = &self.machine
+            && self.result.is_none()
+            && let Some(answer) = machine.answer().cloned()
+        {
+            self.end(answer);
+        }
+    }
+
+    /// Has a Redis machine do something that its driver reports.
+    fn report(
+        &mut self,
+        what: &'static str,
+        tell: impl FnOnce(&mut RedisMachine, &Redis) -> bool,
+    ) -> Result<(), Error> {
+        let told = match &mut self.machine {
+            OpMachine::Redis { redis, machine, .. } => tell(machine, redis),
+            _ => false,
+        };
+        self.note_end();
+        if told { Ok(()) } else { Err(ArgumentFault::NotAsked(what).into()) }
+    }
+
+    /// The connection that it asked for stands. `fresh`: nobody has used it before.
+    ///
+    /// # Errors
+    /// It did not ask for one. So for what else its driver reports.
+    pub fn connected(&mut self, fresh: bool) -> Result<(), Error> {
+        self.report("a connection", |machine, redis| machine.connected(redis, fresh, monotonic()))
+    }
+
+    /// Bytes came.
+    ///
+    /// # Errors
+    /// As of [`Self::connected`].
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.report("bytes", |machine, redis| machine.feed(redis, bytes, monotonic()))
+    }
+
+    /// Connecting, sending, receiving or the caller's client failed.
+    ///
+    /// # Errors
+    /// As of [`Self::connected`].
+    pub fn fail(&mut self, why: &str) -> Result<(), Error> {
+        self.report("a connection or a call", |machine, redis| machine.fail(redis, why, monotonic()))
+    }
+
+    /// What the caller's client got.
+    ///
+    /// # Errors
+    /// As of [`Self::connected`].
+    pub fn reply(&mut self, reply: &Reply) -> Result<(), Error> {
+        self.report("a call", |machine, redis| machine.reply(redis, reply, monotonic()))
+    }
+
+    /// Argument number `index`, from 0, of the command that the caller's client is to carry.
+    pub fn argument(&self, index: usize) -> Option<&[u8]> {
+        match &self.machine {
+            OpMachine::Redis { machine, .. } => machine.argument(index),
+            _ => None,
+        }
+    }
+
+    /// What is to be sent, after that step.
+    pub fn outgoing(&self) -> &[u8] {
+        match &self.machine {
+            OpMachine::Redis { machine, .. } => machine.outgoing(),
+            _ => &[],
+        }
+    }
+
+    /// Where to connect to, and whether that connection may be one that waits long.
+    pub fn server(&self) -> Option<(&Server, bool)> {
+        match &self.machine {
+            OpMachine::Redis { redis, machine, .. } => redis.server().map(|server| (server, machine.may_wait())),
+            _ => None,
+        }
+    }
+
+    /// Whether a caller's own client carries its commands.
+    fn is_carried(&self) -> bool {
+        matches!(&self.machine, OpMachine::Redis { redis, .. } if redis.server().is_none())
     }
 
     /// Drives it here, for at most `slice` ns, and comes back when a signal does.
-    pub fn run(&mut self, slice: u64) -> Run {
+    ///
+    /// # Errors
+    /// A caller's own client carries its commands: they can't be sent here.
+    pub fn run(&mut self, slice: u64) -> Result<Run, Error> {
+        if self.is_carried() {
+            return Err(Error::NoServer);
+        }
+        if let OpMachine::Redis { redis, machine, link } = &mut self.machine {
+            let done = drive(redis, machine, link, Some(slice));
+            self.note_end();
+            return Ok(if done { Run::Done } else { Run::Interrupted });
+        }
+        Ok(self.run_in_shm(slice))
+    }
+
+    fn run_in_shm(&mut self, slice: u64) -> Run {
         let mut left = slice;
         while self.result.is_none() {
             let answer = match &mut self.machine {
                 OpMachine::Off { answer } => answer.clone(),
+                OpMachine::Redis { .. } => unreachable!("it is driven elsewhere"),
                 OpMachine::Shm { shm, machine } => match machine.look(shm, &self.key) {
                     Look::Over(answer) => answer,
                     Look::Busy(_) if left == 0 => return Run::Interrupted,
@@ -133,9 +257,12 @@ impl Op {
     fn end(&mut self, answer: Result<Answer, Error>) {
         let ends = &self.ends;
         let counter = match &answer {
-            Ok(Answer::Acquire(Acquire::Held(_)) | Answer::Verdict(Verdict::Ok) | Answer::Await(Await::Over)) => {
-                &ends.ok
-            }
+            Ok(
+                Answer::Acquire(Acquire::Held(_))
+                | Answer::Verdict(Verdict::Ok)
+                | Answer::Await(Await::Over)
+                | Answer::Hold(_),
+            ) => &ends.ok,
             Ok(Answer::Acquire(Acquire::Busy(_)) | Answer::Await(Await::Busy)) => &ends.busy,
             Ok(Answer::Verdict(_)) => &ends.lost,
             Err(_) => &ends.failed,
@@ -169,6 +296,14 @@ impl Op {
     /// goes on. After a success was fetched this does nothing.
     pub fn cancel(&mut self) {
         let was_done = self.result.is_some();
+        if let OpMachine::Redis { redis, machine, .. } = &mut self.machine {
+            if !self.fetched {
+                machine.cancel(redis, monotonic());
+                self.result = machine.answer().cloned(); // none while something may still be held
+                self.ends.cancelled.fetch_add(u64::from(!was_done && self.result.is_some()), Relaxed);
+            }
+            return;
+        }
         let answer = match &self.machine {
             _ if self.fetched => return,
             OpMachine::Shm { machine, .. } if machine.is_acquire() => Answer::Acquire(Acquire::Busy(Busy::default())),
@@ -184,6 +319,10 @@ impl Op {
     /// Gives back what nobody will use.
     fn abandon(&mut self) {
         let held = self.held();
+        if let OpMachine::Redis { redis, machine, link } = &mut self.machine {
+            machine.abandon(redis, self.fetched, monotonic());
+            return put_back(redis, link, false, 0);
+        }
         let OpMachine::Shm { shm, machine } = &mut self.machine else { return };
         shm.disarm(self.id);
         match held {

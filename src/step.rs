@@ -1,10 +1,30 @@
 //! What a driver is told to do.
 
-/// What the driver of an op does next.
+/// What the driver of an op does next. `ms`: when so much time has passed, ask again; the op knows what it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing: fetch the result.
-    Done,
+    Done {
+        /// Whether the connection in use is clean and may serve others; else close it.
+        keep: bool,
+    },
+    /// Connect to the server, or take a connection that was kept.
+    Connect {
+        /// In ms.
+        ms: u32,
+        /// What to do with the connection in use, if there is one.
+        keep: bool,
+    },
+    /// Send all that the op has to say. It is said once.
+    Send {
+        /// In ms.
+        ms: u32,
+    },
+    /// Receive some bytes.
+    Receive {
+        /// In ms.
+        ms: u32,
+    },
     /// Come back when so much time has passed.
     Sleep {
         /// In ms.
@@ -16,5 +36,12 @@ pub enum Step {
         id: u32,
         /// In ms.
         ms: u32,
+    },
+    /// Let the caller's own client carry a command.
+    Call {
+        /// In ms.
+        ms: u32,
+        /// How many arguments it has.
+        count: u32,
     },
 }

@@ -6,9 +6,12 @@ use rand::rngs::SysRng;
 
 /// A token as callers see it. Whoever has it owns the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Token(pub [u8; 32]);
+pub struct Token(pub [u8; Self::LENGTH]);
 
 impl Token {
+    /// Its length in bytes.
+    pub const LENGTH: usize = 32;
+
     /// The token with these 128 bits.
     #[inline]
     pub fn from_halves(high: u64, low: u64) -> Self {

@@ -2,7 +2,7 @@
 
 use buflock::client::Client;
 use buflock::config::{OPTIONS, Settings};
-use buflock::error::{ArgumentFault, BellFault, ConfigFault, Error, SegmentFault};
+use buflock::error::{ArgumentFault, BellFault, ConfigFault, Error, SegmentFault, ServerFault};
 use buflock::ffi::words::buflock_status_name;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -71,7 +71,7 @@ fn the_table_of_statuses_is_that_of_the_code() {
 fn the_table_of_statistics_is_that_of_the_code() {
     let dir = Dir::new();
     let mut known = BTreeSet::new();
-    for url in [dir.url("stats"), "off:".to_owned()] {
+    for url in [dir.url("stats"), "off:".to_owned(), "redis:".to_owned()] {
         let json = Client::new(&url, Settings::default()).unwrap().stats().unwrap();
         let parts: Vec<_> = json.split('"').collect();
         known.extend(parts.windows(2).filter(|pair| pair[1].starts_with(':')).map(|pair| pair[0].to_owned()));
@@ -103,7 +103,10 @@ fn errors() -> Vec<Error> {
     errors.extend(
         [
             C::Scheme("SCHEME".to_owned()),
-            C::NotBuilt("SCHEME"),
+            C::Server,
+            C::SocketPath,
+            C::NoTls,
+            C::PasswordFile { path: path.clone(), why: "REASON".to_owned() },
             C::Name(name()),
             C::OffName,
             C::Unknown { option: name(), nearest: "OTHER" },
@@ -115,6 +118,9 @@ fn errors() -> Vec<Error> {
         .map(Error::from),
     );
     errors.push(A::SocketPath { length: 4711, most: 4711 }.into());
+    errors.push(A::ReplyKind(4711).into());
+    errors.push(Error::NoServer);
+    errors.push(Error::Server { server: "URL".into(), fault: ServerFault::Refused, why: "REASON".into() });
     errors.extend([A::OtherProcess { maker: 4711 }, A::NotDone, A::NotAsked("WHAT")].map(Error::from));
     errors.extend([B::NotShm, B::OtherForm, B::Socket, B::Closed].map(Error::from));
     errors.push(B::System { doing: "DOING", errno: 4711 }.into());

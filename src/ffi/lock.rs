@@ -3,7 +3,7 @@
 use super::config::buflock_config;
 use super::words::{BUFLOCK_TOKEN_SIZE, Cut, buflock_status};
 use super::{boundary, bytes, given, guarded, text, text_bytes};
-use crate::answer::{Acquire, Busy, Held};
+use crate::answer::{Acquire, Busy, Held, Hold};
 use crate::client::Client;
 use crate::config::Settings;
 use crate::error::{ArgumentFault, Error};
@@ -79,6 +79,11 @@ impl<T> StructOut<T> {
         Ok(Self { at, size })
     }
 
+    /// Whether the caller wants to be told.
+    pub(super) fn is_asked_for(&self) -> bool {
+        !self.at.is_null()
+    }
+
     /// Writes as much of `told` as the caller's struct has, and zeros to the rest.
     pub(super) fn write(&self, told: &T) {
         if self.at.is_null() {
@@ -111,6 +116,27 @@ pub(super) unsafe fn write_token(token: &Token, at: *mut c_char) {
 impl From<Held> for buflock_info {
     fn from(held: Held) -> Self {
         Self { size: 0, left_ms: held.left_ms, waited_ms: held.waited_ms, holder: 0, fence: held.fence }
+    }
+}
+
+/// Writes the token of an acquire of which it is not known what it did.
+///
+/// # Safety
+/// `at` is NULL or has BUFLOCK_TOKEN_SIZE bytes.
+pub(super) unsafe fn or_uncertain<T>(answer: Result<T, Error>, at: *mut c_char) -> Result<T, Error> {
+    if let Err(error) = &answer
+        && let Some(token) = error.token()
+        && !at.is_null()
+    {
+        // SAFETY: not NULL, and the caller's promise.
+        unsafe { write_token(token, at) };
+    }
+    answer
+}
+
+impl From<Hold> for buflock_info {
+    fn from(hold: Hold) -> Self {
+        Self { size: 0, left_ms: hold.left_ms, waited_ms: 0, holder: hold.holder.pid(), fence: 0 }
     }
 }
 
@@ -152,6 +178,7 @@ pub extern "C" fn buflock_free(lock: Option<Box<buflock_t>>) {
 /// `wait_ms` (0: one try; or BUFLOCK_DEFAULT).
 /// OK: it is held, and `token`, a place for BUFLOCK_TOKEN_SIZE bytes, says by what; pass it to extend and release.
 /// BUSY: somebody else holds it, and the wait is over. `info` may be NULL; it is written with OK and BUSY.
+/// UNCERTAIN: act as not holding it. `token` is written: releasing it later does no harm.
 ///
 /// # Safety
 /// `key` holds `key_len` bytes; `token` is NULL or has BUFLOCK_TOKEN_SIZE bytes; `info` is NULL or has `info->size`.
@@ -174,7 +201,9 @@ pub unsafe extern "C" fn buflock_acquire(
         }
         // SAFETY: the caller's promise.
         let info = unsafe { InfoOut::or_none(info) }?;
-        match lock.0.acquire(key, ttl_ms, wait_ms)? {
+        let answer = lock.0.acquire_telling(key, ttl_ms, wait_ms, info.is_asked_for());
+        // SAFETY: not NULL, and the caller's promise.
+        match unsafe { or_uncertain(answer, token) }? {
             Acquire::Held(held) => {
                 // SAFETY: not NULL, and the caller's promise.
                 unsafe { write_token(&held.token, token) };
@@ -230,7 +259,8 @@ pub unsafe extern "C" fn buflock_release(
     })
 }
 
-/// As buflock_release, but without network I/O, for finalizers: in shared memory at once.
+/// As buflock_release, but without network I/O, for finalizers: in shared memory at once; over Redis it goes ahead of
+/// this process's next command, and OK says no more than that.
 ///
 /// # Safety
 /// `key` holds `key_len` bytes; `token` is NULL or ends in NUL.
@@ -270,7 +300,8 @@ pub unsafe extern "C" fn buflock_await(
 }
 
 /// Looks who holds `key`. OK: nobody, and all of `info` but its size is 0. BUSY: `info` says how long still, and
-/// `holder` who, as text such as "pid 4711", cut to its `room` bytes and ended by NUL. Both may be NULL.
+/// `holder` who, as text such as "pid 4711" or, over Redis, the holder's option label, cut to its `room` bytes and ended
+/// by NUL. Both may be NULL.
 ///
 /// # Safety
 /// `key` holds `key_len` bytes; `info` is NULL or has `info->size`; `holder` is NULL or has `room` bytes.
@@ -293,13 +324,14 @@ pub unsafe extern "C" fn buflock_inspect(
         if !holder.is_null() {
             // SAFETY: the caller's promise; bytes are written, none is read.
             let holder = unsafe { slice::from_raw_parts_mut(holder.cast::<u8>(), room) };
-            match held {
-                Some(busy) => Cut::write(holder, &busy.holder),
+            match &held {
+                Some(hold) => Cut::write(holder, hold),
                 None => Cut::write(holder, &""),
             }
         }
+        let status = if held.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK };
         info.write(&held.map_or(buflock_info::default(), buflock_info::from));
-        Ok(if held.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK })
+        Ok(status)
     })
 }
 

@@ -11,7 +11,7 @@ pub mod op;
 pub mod words;
 
 use crate::answer::{Await, Verdict};
-use crate::error::{ArgumentFault, BellFault, Error};
+use crate::error::{ArgumentFault, BellFault, Error, ServerFault};
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
@@ -52,7 +52,13 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 fn status_of(error: &Error) -> buflock_status {
     match error {
         Error::Argument(_) => buflock_status::BUFLOCK_ARGUMENT,
-        Error::Config(_) => buflock_status::BUFLOCK_CONFIG,
+        Error::Config(_) | Error::NoServer => buflock_status::BUFLOCK_CONFIG,
+        Error::Server { fault, .. } => match fault {
+            ServerFault::Unreachable => buflock_status::BUFLOCK_UNREACHABLE,
+            ServerFault::Uncertain(_) => buflock_status::BUFLOCK_UNCERTAIN,
+            ServerFault::Refused => buflock_status::BUFLOCK_REFUSED,
+            ServerFault::Unavailable => buflock_status::BUFLOCK_UNAVAILABLE,
+        },
         Error::Full { .. } | Error::NoMemory | Error::NoRandom => buflock_status::BUFLOCK_NO_MEMORY,
         Error::Segment { .. } | Error::Bell(BellFault::System { .. }) => buflock_status::BUFLOCK_SEGMENT,
         Error::Bell(_) => buflock_status::BUFLOCK_ARGUMENT,

@@ -1,12 +1,14 @@
 //! `buflock_op`: the same work as steps, for event loops.
 
-use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, write_token};
+use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, or_uncertain, write_token};
 use super::words::{Cut, TEXT, buflock_status};
 use super::{boundary, bytes, given, guarded, text_bytes};
 use crate::answer::{Acquire, Answer};
+use crate::config::Address;
 use crate::error::{ArgumentFault, Error};
 use crate::op::{Op, Run};
 use crate::policy::NS_PER_MS;
+use crate::redis::wire::Reply;
 use crate::step::Step;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -33,7 +35,8 @@ pub enum buflock_step_kind {
 }
 
 /// A step. Its pointers are good until the next call with the op.
-/// Locks in shared memory ask for DONE, SLEEP and BELL only; CONNECT, SEND, RECV and CALL come with Redis.
+/// Locks in shared memory ask for DONE, SLEEP and BELL only; those over a Redis server for DONE, CONNECT, SEND, RECV and
+/// SLEEP; those of a `redis:` URL without server for DONE, CALL and SLEEP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct buflock_step {
@@ -199,35 +202,52 @@ pub unsafe extern "C" fn buflock_op_next(op: Option<&mut buflock_op>, step: *mut
     with_op(op, |op| {
         // SAFETY: the caller's promise.
         let out = unsafe { StructOut::new(step, "step") }?;
-        let (kind, ms, id) = match op.next() {
-            Step::Done => (buflock_step_kind::BUFLOCK_STEP_DONE, 0, 0),
-            Step::Sleep { ms } => (buflock_step_kind::BUFLOCK_STEP_SLEEP, ms, 0),
-            Step::Bell { id, ms } => (buflock_step_kind::BUFLOCK_STEP_BELL, ms, id),
-        };
-        let none = ptr::null();
-        out.write(&buflock_step {
-            size: 0,
-            kind: kind as i32,
-            ms,
-            id,
-            keep: 0,
-            tls: 0,
-            port: 0,
-            count: 0,
-            host: none,
-            pool: none,
-            data: none,
-            data_len: 0,
-        });
+        let told = step_of(op);
+        out.write(&told);
         Ok(buflock_status::BUFLOCK_OK)
     })
+}
+
+/// The next step of an op as C sees it.
+fn step_of(op: &mut Op) -> buflock_step {
+    use buflock_step_kind as kind;
+    let step = op.next();
+    let none = ptr::null();
+    let (data, data_len) = (none, 0);
+    let (size, id, keep, count) = (0, 0, 0, 0);
+    let (tls, port, host, pool) = (0, 0, none, none);
+    let idle = buflock_step { size, kind: 0, ms: 0, id, keep, tls, port, count, host, pool, data, data_len };
+    match step {
+        Step::Done { keep } => buflock_step { kind: kind::BUFLOCK_STEP_DONE as i32, keep: keep.into(), ..idle },
+        Step::Sleep { ms } => buflock_step { kind: kind::BUFLOCK_STEP_SLEEP as i32, ms, ..idle },
+        Step::Bell { id, ms } => buflock_step { kind: kind::BUFLOCK_STEP_BELL as i32, ms, id, ..idle },
+        Step::Call { ms, count } => buflock_step { kind: kind::BUFLOCK_STEP_CALL as i32, ms, count, ..idle },
+        Step::Receive { ms } => buflock_step { kind: kind::BUFLOCK_STEP_RECV as i32, ms, ..idle },
+        Step::Send { ms } => {
+            let bytes = op.outgoing();
+            let (kind, data) = (kind::BUFLOCK_STEP_SEND as i32, bytes.as_ptr().cast());
+            buflock_step { kind, ms, data, data_len: bytes.len(), ..idle }
+        }
+        Step::Connect { ms, keep } => {
+            let (kind, keep) = (kind::BUFLOCK_STEP_CONNECT as i32, keep.into());
+            let Some((server, may_wait)) = op.server() else { return buflock_step { kind, ms, keep, ..idle } };
+            let (port, tls) = match server.address {
+                Address::Tcp { port, tls, .. } => (port.into(), tls.into()),
+                Address::Unix(_) => (0, 0),
+            };
+            let pool = if may_wait { &server.waiting_pool } else { &server.pool };
+            buflock_step { kind, ms, keep, tls, port, host: server.host.as_ptr(), pool: pool.as_ptr(), ..idle }
+        }
+    }
 }
 
 /// After CONNECT: the connection stands; `fresh` 0: it was taken from the pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_op_connected(op: Option<&mut buflock_op>, fresh: c_int) -> c_int {
-    let _ = fresh;
-    with_op(op, |_| Err(ArgumentFault::NotAsked("a connection").into()))
+    with_op(op, |op| {
+        op.connected(fresh != 0)?;
+        Ok(buflock_status::BUFLOCK_OK)
+    })
 }
 
 /// After RECV: bytes that came.
@@ -236,10 +256,10 @@ pub extern "C" fn buflock_op_connected(op: Option<&mut buflock_op>, fresh: c_int
 /// `data` holds `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn buflock_op_feed(op: Option<&mut buflock_op>, data: *const c_char, size: usize) -> c_int {
-    with_op(op, |_| {
+    with_op(op, |op| {
         // SAFETY: the caller's promise.
-        unsafe { bytes(data, size, "data") }?;
-        Err(ArgumentFault::NotAsked("bytes").into())
+        op.feed(unsafe { bytes(data, size, "data") }?)?;
+        Ok(buflock_status::BUFLOCK_OK)
     })
 }
 
@@ -250,10 +270,11 @@ pub unsafe extern "C" fn buflock_op_feed(op: Option<&mut buflock_op>, data: *con
 /// `why` is NULL or ends in NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn buflock_op_fail(op: Option<&mut buflock_op>, why: *const c_char) -> c_int {
-    with_op(op, |_| {
+    with_op(op, |op| {
         // SAFETY: the caller's promise.
-        unsafe { text_bytes(why, "why") }?;
-        Err(ArgumentFault::NotAsked("a connection or a call").into())
+        let why = unsafe { text_bytes(why, "why") }?;
+        op.fail(&String::from_utf8_lossy(why))?;
+        Ok(buflock_status::BUFLOCK_OK)
     })
 }
 
@@ -270,11 +291,13 @@ pub unsafe extern "C" fn buflock_op_argument(
 ) -> c_int {
     boundary(|| {
         let op = given(op, "op")?;
-        given(data, "data")?;
-        given(size, "size")?;
-        let _ = index;
+        let (data, size) = (given(data, "data")?, given(size, "size")?);
         op.op.check_process()?;
-        Err(ArgumentFault::NotAsked("a call").into())
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        let argument = op.op.argument(index).ok_or(ArgumentFault::NotAsked("a call with such an argument"))?;
+        data.write(argument.as_ptr().cast());
+        size.write(argument.len());
+        Ok(buflock_status::BUFLOCK_OK)
     })
 }
 
@@ -290,11 +313,18 @@ pub unsafe extern "C" fn buflock_op_reply(
     text: *const c_char,
     text_len: usize,
 ) -> c_int {
-    let _ = (kind, number);
-    with_op(op, |_| {
+    with_op(op, |op| {
         // SAFETY: the caller's promise.
-        unsafe { bytes(text, text_len, "text") }?;
-        Err(ArgumentFault::NotAsked("a call").into())
+        let text = unsafe { bytes(text, text_len, "text") }?;
+        let reply = match kind {
+            0 => Reply::Nil,
+            1 => Reply::Text(text.to_vec()),
+            2 => Reply::Integer(number),
+            3 => Reply::Error(String::from_utf8_lossy(text).into_owned()),
+            _ => return Err(ArgumentFault::ReplyKind(kind).into()),
+        };
+        op.reply(&reply)?;
+        Ok(buflock_status::BUFLOCK_OK)
     })
 }
 
@@ -313,7 +343,7 @@ pub extern "C" fn buflock_op_cancel(op: Option<&mut buflock_op>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_op_run(op: Option<&mut buflock_op>, slice_ms: u32) -> c_int {
     with_op(op, |op| {
-        Ok(match op.run(u64::from(slice_ms) * NS_PER_MS) {
+        Ok(match op.run(u64::from(slice_ms) * NS_PER_MS)? {
             Run::Done => buflock_status::BUFLOCK_OK,
             Run::Interrupted => buflock_status::BUFLOCK_INTERRUPTED,
         })
@@ -338,7 +368,8 @@ pub unsafe extern "C" fn buflock_op_finish(
         if op.held().is_some() && token.is_null() {
             return Err(ArgumentFault::Null("token").into()); // not fetched: it is still given back
         }
-        Ok(match op.finish()?? {
+        // SAFETY: the caller's promise.
+        Ok(match unsafe { or_uncertain(op.finish()?, token) }? {
             Answer::Acquire(Acquire::Held(held)) => {
                 // SAFETY: not NULL, and the caller's promise.
                 unsafe { write_token(&held.token, token) };
@@ -351,6 +382,7 @@ pub unsafe extern "C" fn buflock_op_finish(
             }
             Answer::Verdict(verdict) => verdict.into(),
             Answer::Await(answer) => answer.into(),
+            Answer::Hold(_) => unreachable!("there is no op that inspects"),
         })
     })
 }

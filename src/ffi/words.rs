@@ -30,7 +30,7 @@ pub enum buflock_status {
     BUFLOCK_ARGUMENT = -1,
     /// Unknown option (the nearest is named), bad value, bad URL.
     BUFLOCK_CONFIG = -2,
-    /// Nothing was sent: the lock was not taken.
+    /// The server cannot be reached, and nothing was done there: the lock was not taken.
     BUFLOCK_UNREACHABLE = -3,
     /// Sent, no answer, and it could not be settled: act as not holding it.
     BUFLOCK_UNCERTAIN = -4,

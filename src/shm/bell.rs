@@ -5,7 +5,7 @@
 //! a socket. It also looks at the end of every slice, which mends a ring that was lost with a killed releaser, so that
 //! the loop itself need not look often. A ring is a hint: the loop asks the op.
 
-use super::clock::{errno, futex_wake, sleep};
+use super::clock::futex_wake;
 use super::slot::{Seen, State};
 use super::table::Table;
 use super::wait::SLICE;
@@ -13,6 +13,7 @@ use crate::error::{ArgumentFault, BellFault, Error};
 use crate::fd::{KeptFd, opened};
 use crate::hooks;
 use crate::policy::NS_PER_MS;
+use crate::sys::{errno, sleep, without_signals};
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
@@ -420,19 +421,6 @@ fn is_of_this_process(peer: &OwnedFd) -> bool {
         libc::getsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut size)
     };
     got == 0 && u32::try_from(who.pid) == Ok(std::process::id())
-}
-
-/// Runs `body` with all signals blocked, so that a thread it starts never runs a handler of the host's.
-fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: sets to fill, and the mask of this thread, which is put back.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let answer = body();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        answer
-    }
 }
 
 fn failed(doing: &'static str, error: &io::Error) -> Error {

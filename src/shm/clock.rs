@@ -1,13 +1,11 @@
 //! The clock of a table: CLOCK_MONOTONIC of the initial time namespace, so that processes of all namespaces agree.
 
-use crate::cancel::Uncancelled;
 use crate::error::SegmentFault;
 use crate::hooks::{Mutant, mutant};
+use crate::sys::{Slept, errno, monotonic, sleep, timespec, wall};
+use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::{fs, io};
-
-const NS_PER_S: u64 = 1_000_000_000;
 
 /// How far this process's CLOCK_MONOTONIC is ahead of the initial namespace's.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +39,7 @@ impl Clock {
     /// Nanoseconds since the machine started, suspends not counted.
     #[inline]
     pub fn now(self) -> u64 {
-        read(libc::CLOCK_MONOTONIC).wrapping_add_signed(-self.ahead)
+        monotonic().wrapping_add_signed(-self.ahead)
     }
 
     /// The clock that waits are measured with: never the wall clock, which jumps.
@@ -51,8 +49,7 @@ impl Clock {
 
     /// A time of this clock as a futex of this process wants it.
     pub fn for_futex(self, time: u64) -> libc::timespec {
-        let own = time.saturating_add_signed(self.ahead);
-        libc::timespec { tv_sec: signed(own / NS_PER_S), tv_nsec: signed(own % NS_PER_S) }
+        timespec(time.saturating_add_signed(self.ahead))
     }
 }
 
@@ -70,42 +67,12 @@ pub fn proc_text(path: &str) -> Result<String, SegmentFault> {
     }
 }
 
-/// Nanoseconds since 1970. Only the base of fence numbers is made of it.
-pub fn wall() -> u64 {
-    read(libc::CLOCK_REALTIME)
-}
-
-#[inline]
-fn read(id: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec. The call can't fail for these two clocks.
-    unsafe { libc::clock_gettime(id, &raw mut time) };
-    time.tv_sec.unsigned_abs() * NS_PER_S + time.tv_nsec.unsigned_abs()
-}
-
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
 /// The offset in nanoseconds, from a line like `monotonic  -86400  500000000`.
 fn offset_of(clock: &str, offsets: &str) -> Option<i64> {
     let line = offsets.lines().find_map(|line| line.strip_prefix(clock))?;
     let mut numbers = line.split_whitespace().map(str::parse::<i64>);
     let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
-}
-
-/// How a sleep ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slept {
-    /// A wake-up was consumed.
-    Woken,
-    /// There was a reason to look again before the sleep began.
-    Changed,
-    /// Its time was over.
-    Elapsed,
-    /// A signal came.
-    Interrupted,
 }
 
 /// The pause where the kernel has no futexes for us: a filter of system calls may refuse them.
@@ -152,20 +119,6 @@ pub fn futex_wake(futex: &AtomicU32, most: u32) -> u32 {
     // SAFETY: the futex lives as long as the call.
     let woken = unsafe { libc::syscall(libc::SYS_futex, futex.as_ptr(), libc::FUTEX_WAKE, most) };
     u32::try_from(woken).unwrap_or(0)
-}
-
-/// Sleeps for `ns` nanoseconds, or less when a signal comes.
-pub fn sleep(ns: u64) -> Slept {
-    let _uncancelled = Uncancelled::new();
-    let time = libc::timespec { tv_sec: signed(ns / NS_PER_S), tv_nsec: signed(ns % NS_PER_S) };
-    // SAFETY: `time` is a timespec, and the rest is not asked for.
-    let answer = unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const time, std::ptr::null_mut()) };
-    if answer == libc::EINTR { Slept::Interrupted } else { Slept::Elapsed }
-}
-
-/// The last failure of a call of the C library.
-pub fn errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
 #[cfg(test)]

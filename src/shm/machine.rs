@@ -4,13 +4,13 @@
 //! way; they differ only in how they pause.
 
 use super::Shm;
-use super::clock::Slept;
 use super::slot::{Attempt, Seen, UNIT_SHIFT};
 use super::table::Table;
 use super::wait::{First, Wait};
 use crate::answer::{Acquire, Answer, Await, Busy};
 use crate::error::Error;
 use crate::policy::{self, NS_PER_MS};
+use crate::sys::Slept;
 
 /// What is wanted.
 #[derive(Clone, Copy, Debug)]

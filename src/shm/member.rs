@@ -87,7 +87,7 @@ impl Identity {
         let pid = self.pid();
         let Ok(number) = libc::pid_t::try_from(pid) else { return true };
         // SAFETY: signal 0 only asks.
-        let gone = unsafe { libc::kill(number, 0) } != 0 && super::clock::errno() == libc::ESRCH;
+        let gone = unsafe { libc::kill(number, 0) } != 0 && crate::sys::errno() == libc::ESRCH;
         // Its start time may be hidden from us; then it lives.
         gone || start_time(pid).is_some_and(|start| Self::new(self.namespace(), start, pid) != self)
     }

@@ -1,8 +1,8 @@
 //! Which directory a table is in, and whether it may be trusted. Never two tables by accident.
 
-use super::clock::errno;
 use crate::error::{Error, SegmentFault};
 use crate::fd::status;
+use crate::sys::errno;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,12 +1,13 @@
 //! A table's file: made whole or not at all, checked before it is mapped, and noticed when it is deleted.
 
 use super::atomics::Native;
-use super::clock::{errno, proc_text, sleep, wall};
+use super::clock::proc_text;
 use super::member::{MEMBERS, Member};
 use super::place::{Place, c_path, euid, owner_in};
 use super::slot::{Bucket, Slot, UNIT_SHIFT};
 use crate::error::{Error, SegmentFault};
 use crate::fd::{KeptFd, opened, status};
+use crate::sys::{errno, sleep, wall};
 use rand::TryRng;
 use rand::rngs::SysRng;
 use std::ffi::{CStr, CString};

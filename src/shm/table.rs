@@ -1,6 +1,6 @@
 //! An attached table: the protocol over a mapped segment, with this process's clock, hash, hints and member record.
 
-use super::clock::{Clock, Slept, futex_wait, futex_wake};
+use super::clock::{Clock, futex_wait, futex_wake};
 use super::member::{self, MEMBERS};
 use super::place::Place;
 use super::segment::{Head, LAYOUT, SLOTS, Segment};
@@ -12,6 +12,7 @@ use crate::error::{Error, SegmentFault};
 use crate::fork::PerProcess;
 use crate::key::{KeyHash, KeyHasher};
 use crate::policy::{NS_PER_MS, ms_left};
+use crate::sys::Slept;
 use crate::token::Token;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};

@@ -1,10 +1,11 @@
 //! How a wait passes: its time, and sleeping on a slot's futexes, with a look at the end of every slice.
 
-use super::clock::{Slept, futex_wait, sleep};
+use super::clock::futex_wait;
 use super::slot::{Seen, UNIT_SHIFT};
 use super::table::Table;
 use crate::hooks::{self, Mutant, Point, mutant, point};
 use crate::policy::{NS_PER_MS, ms_passed};
+use crate::sys::{Slept, sleep};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Acquire;
 

@@ -325,9 +325,9 @@ static void configuration_is_checked(void) {
   CHECK(buflock_config_set(config, "", "1") == BUFLOCK_CONFIG && buflock_config_set(config, "namespace", "") == BUFLOCK_CONFIG);
   CHECK(buflock_config_set(config, "ttl", "\xff") == BUFLOCK_CONFIG && buflock_config_set(config, "size", "15k") == BUFLOCK_CONFIG);
   CHECK(buflock_config_set(config, "\xff", "1") == BUFLOCK_ARGUMENT && says("option is not UTF-8"));
-  const char *redis[] = {"redis://user:geheim@localhost/0", "rediss://user:geheim@localhost", "unix:///geheim", "redis:geheim"};
+  const char *redis[] = {"redis://user:geheim@localhost/x", "redis://user:ge/heim@localhost", "unix://geheim", "redis:geheim"};
   for (size_t i = 0; i < sizeof redis / sizeof *redis; i++) {
-    CHECK(buflock_new(redis[i], config, &lock) == BUFLOCK_CONFIG && says("not built yet") && !says("geheim"));
+    CHECK(buflock_new(redis[i], config, &lock) == BUFLOCK_CONFIG && !says("heim"));
     CHECK(lock == (buflock_t *)&lock);
   }
   const char *secrets[] = {"shm:x?password=%ffgeheim", "shm:x?password=a&geheim", "off:?password_file=geheim"};

@@ -92,7 +92,7 @@ pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Task, String> {
         mutant: Mutant::None,
         calm: false,
         aim: false,
-        seed: buflock::shm::clock::wall(),
+        seed: buflock::sys::wall(),
         parent: PathBuf::from("/dev/shm"),
         until_wrong: false,
     };

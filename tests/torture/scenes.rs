@@ -8,9 +8,10 @@ use buflock::answer::{Await, Verdict};
 use buflock::client::Client;
 use buflock::hooks::{self, Mutant, Point};
 use buflock::policy::NS_PER_MS;
-use buflock::shm::clock::{Slept, futex_wait};
+use buflock::shm::clock::futex_wait;
 use buflock::shm::slot::Attempt;
 use buflock::shm::table::Table;
+use buflock::sys::Slept;
 
 /// What was seen to be wrong.
 pub type Wrong = &'static str;

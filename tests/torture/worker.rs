@@ -11,10 +11,11 @@ use buflock::error::Error;
 use buflock::hooks;
 use buflock::key::KeyHash;
 use buflock::policy::NS_PER_MS;
-use buflock::shm::clock::{Slept, futex_wait};
+use buflock::shm::clock::futex_wait;
 use buflock::shm::slot::{Attempt, Owner, State, UNIT_SHIFT};
 use buflock::shm::table::Table;
 use buflock::step::Step;
+use buflock::sys::Slept;
 use buflock::token::Token;
 use std::fmt::Display;
 use std::path::Path;
@@ -580,19 +581,19 @@ impl Worker {
     }
 }
 
-/// The version after this one, with nothing offered.
 /// Acquires as an event loop does: in steps, between which the bell or their time is waited for.
 pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
     let fd = client.bell()?.bell_fd()?;
     let mut op = client.op_acquire(key, ttl_ms, wait_ms)?;
     loop {
         match op.next() {
-            Step::Done => break,
+            Step::Done { .. } => break,
             Step::Sleep { ms } => sys::nap(u64::from(ms) * 1000),
             Step::Bell { ms, .. } => {
                 sys::wait_for_input(fd, ms);
                 client.bell()?.bell_read(&mut [0; 8])?;
             }
+            step => unreachable!("no step of a lock in shared memory: {step:?}"),
         }
     }
     match op.finish()?? {

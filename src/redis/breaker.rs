@@ -1,0 +1,233 @@
+//! The circuit breaker: after some failures in a row calls fail at once for a while, instead of each costing its caller
+//! the whole time limit.
+//!
+//! Its state is in a page that forked processes share, so that one of them finds out for all.
+
+use std::io;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+const MS: u64 = 1_000_000;
+/// The first pause, in ns. It doubles with each probe that fails.
+const FIRST: u64 = 1_000 * MS;
+/// The longest pause, in ns.
+const LONGEST: u64 = 30_000 * MS;
+
+/// The state; all zero: closed.
+struct Page {
+    /// In a row.
+    failures: AtomicU32,
+    /// How often it opened since the server answered last.
+    level: AtomicU32,
+    /// Until when calls fail; 0: closed.
+    open_until: AtomicU64,
+    /// Until when one process has the right to try.
+    probe_until: AtomicU64,
+    /// How often it opened, ever.
+    opened: AtomicU64,
+    /// Calls that failed at once.
+    refused: AtomicU64,
+}
+
+/// Whether a call may ask the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// It may.
+    Free,
+    /// Not yet: calls fail for so many ns.
+    Refused(u64),
+}
+
+/// The breaker of a lock service.
+pub struct Breaker {
+    page: Option<NonNull<Page>>,
+    threshold: Option<u32>,
+    /// How long a probe may take, in ns: after that another may try, in case the first was killed.
+    claim: u64,
+}
+
+// SAFETY: all that is shared is atomics.
+unsafe impl Send for Breaker {}
+// SAFETY: as above.
+unsafe impl Sync for Breaker {}
+
+impl Breaker {
+    /// A breaker that opens after `threshold` failures; None: never. `claim`: the longest time a call takes, in ns.
+    ///
+    /// # Errors
+    /// The process gets no memory.
+    pub fn new(threshold: Option<u32>, claim: u64) -> io::Result<Self> {
+        if threshold.is_none() {
+            return Ok(Self { page: None, threshold, claim });
+        }
+        // SAFETY: a fresh anonymous mapping; the kernel chooses its place.
+        let page = unsafe {
+            libc::mmap(
+                null_mut(),
+                size_of::<Page>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { page: NonNull::new(page.cast()), threshold, claim })
+    }
+
+    fn page(&self) -> Option<&Page> {
+        // SAFETY: mapped until drop, zeroed by the kernel, and all of it is atomics.
+        self.page.map(|page| unsafe { page.as_ref() })
+    }
+
+    /// Whether a call may begin at `now`.
+    pub fn pass(&self, now: u64) -> Pass {
+        let Some(page) = self.page() else { return Pass::Free };
+        let until = page.open_until.load(Acquire);
+        if until == 0 {
+            return Pass::Free;
+        }
+        let probe = page.probe_until.load(Acquire);
+        let closed_until = until.max(probe);
+        let claims = || page.probe_until.compare_exchange(probe, now + self.claim, AcqRel, Acquire).is_ok();
+        if now >= closed_until && claims() {
+            return Pass::Free;
+        }
+        page.refused.fetch_add(1, Relaxed);
+        Pass::Refused(closed_until.saturating_sub(now).max(MS))
+    }
+
+    /// The server answered.
+    pub fn succeeded(&self) {
+        let Some(page) = self.page() else { return };
+        if page.failures.load(Relaxed) == 0 && page.open_until.load(Relaxed) == 0 {
+            return; // written only when something changes: all processes share the page
+        }
+        page.failures.store(0, Relaxed);
+        page.level.store(0, Relaxed);
+        page.open_until.store(0, Release);
+        page.probe_until.store(0, Release);
+    }
+
+    /// It did not, or said that it can't work. `random` spreads the probes of different hosts.
+    pub fn failed(&self, now: u64, random: u32) {
+        let (Some(page), Some(threshold)) = (self.page(), self.threshold) else { return };
+        let failures = page.failures.fetch_add(1, Relaxed).saturating_add(1);
+        let until = page.open_until.load(Acquire);
+        if now < until || until == 0 && failures < threshold {
+            return; // the calls that were under way when it opened say nothing new
+        }
+        let level = page.level.load(Relaxed);
+        let pause = (FIRST << level.min(5)).min(LONGEST);
+        let pause = pause * 4 / 5 + pause * 2 / 5 * u64::from(random % 1024) / 1023;
+        if page.open_until.compare_exchange(until, now + pause, AcqRel, Acquire).is_ok() {
+            page.level.store(level + 1, Relaxed);
+            page.probe_until.store(0, Release);
+            page.opened.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// For how many ns calls still fail at once, how often it opened, and how many calls it has refused.
+    pub fn state(&self, now: u64) -> (u64, u64, u64) {
+        self.page().map_or((0, 0, 0), |page| {
+            let open = page.open_until.load(Relaxed).saturating_sub(now);
+            (open, page.opened.load(Relaxed), page.refused.load(Relaxed))
+        })
+    }
+}
+
+impl Drop for Breaker {
+    fn drop(&mut self) {
+        if let Some(page) = self.page {
+            // SAFETY: mapped by new, and nobody in this process has it any more.
+            unsafe { libc::munmap(page.as_ptr().cast(), size_of::<Page>()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLAIM: u64 = 500 * MS;
+    const MIDDLE: u32 = 511; // no spread, nearly
+
+    fn breaker() -> Breaker {
+        Breaker::new(Some(3), CLAIM).unwrap()
+    }
+
+    fn seconds(breaker: &Breaker, now: u64) -> u64 {
+        match breaker.pass(now) {
+            Pass::Free => 0,
+            Pass::Refused(left) => left.div_ceil(1_000 * MS),
+        }
+    }
+
+    #[test]
+    fn opens_after_failures_in_a_row() {
+        let breaker = breaker();
+        for _ in 0..5 {
+            breaker.failed(1, MIDDLE);
+            breaker.failed(1, MIDDLE);
+            breaker.succeeded();
+        }
+        assert_eq!(breaker.pass(1), Pass::Free);
+        (0..3).for_each(|_| breaker.failed(1, MIDDLE));
+        assert_eq!(seconds(&breaker, 1), 1);
+        breaker.succeeded();
+        assert_eq!(breaker.pass(1), Pass::Free);
+    }
+
+    #[test]
+    fn one_probe_per_pause_and_pauses_double() {
+        let breaker = breaker();
+        let mut now = 1;
+        (0..3).for_each(|_| breaker.failed(now, MIDDLE));
+        for pause in [1, 2, 4, 8, 16, 30, 30, 30] {
+            assert_eq!(seconds(&breaker, now), pause, "second {}", now / 1_000 / MS);
+            now += pause * 1_000 * MS;
+            assert_eq!(breaker.pass(now), Pass::Free);
+            assert_ne!(breaker.pass(now + 1), Pass::Free, "a second probe");
+            now += CLAIM;
+            breaker.failed(now, MIDDLE);
+        }
+        assert_eq!(breaker.state(now).1, 9);
+    }
+
+    #[test]
+    fn a_probe_that_never_ends_is_followed_by_another() {
+        let breaker = breaker();
+        (0..3).for_each(|_| breaker.failed(1, MIDDLE));
+        let now = 2_000 * MS;
+        assert_eq!(breaker.pass(now), Pass::Free);
+        assert_ne!(breaker.pass(now + CLAIM - 1), Pass::Free);
+        assert_eq!(breaker.pass(now + CLAIM), Pass::Free);
+    }
+
+    #[test]
+    fn calls_under_way_do_not_lengthen_the_pause() {
+        let breaker = breaker();
+        (0..50).for_each(|_| breaker.failed(1, MIDDLE));
+        assert_eq!(seconds(&breaker, 1), 1);
+    }
+
+    #[test]
+    fn the_spread_is_a_fifth() {
+        for (random, ms) in [(0, 800), (1023, 1200)] {
+            let breaker = breaker();
+            (0..3).for_each(|_| breaker.failed(0, random));
+            assert_eq!(breaker.pass(0), Pass::Refused(ms * MS));
+        }
+    }
+
+    #[test]
+    fn may_be_off() {
+        let breaker = Breaker::new(None, CLAIM).unwrap();
+        (0..50).for_each(|_| breaker.failed(1, MIDDLE));
+        assert_eq!(breaker.pass(1), Pass::Free);
+    }
+}

@@ -1,0 +1,146 @@
+//! What a lock service has in one process: connections, orphans, what its user may do.
+
+use super::orphans::Orphans;
+use super::transport::{Connection, Resolver};
+use crate::policy::NS_PER_MS;
+use crate::sys::monotonic;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One process's part.
+pub struct Local {
+    pid: u32,
+    /// That of the process which forked this one.
+    pub earlier: *mut Local,
+    pub pool: Pool,
+    pub orphans: Orphans,
+    pub resolver: Arc<Resolver>,
+    pub few_rights: AtomicBool,
+    pub no_signals: AtomicBool,
+    pub whole_seconds: AtomicBool,
+}
+
+impl Local {
+    pub fn new(earlier: *mut Local) -> Self {
+        Self {
+            pid: std::process::id(),
+            earlier,
+            pool: Pool::default(),
+            orphans: Orphans::default(),
+            resolver: Arc::default(),
+            few_rights: AtomicBool::new(false),
+            no_signals: AtomicBool::new(false),
+            whole_seconds: AtomicBool::new(false),
+        }
+    }
+
+    pub fn is_of_another_process(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
+    /// Closes the sockets of the process that forked this one, as far as none of its threads had them in hand.
+    pub fn close(&self) {
+        if let Ok(state) = self.pool.state.try_lock() {
+            state.idle.iter().for_each(|idle| idle.connection.close());
+        }
+    }
+}
+
+/// How many connections are kept for later.
+const IDLE_MOST: usize = 8;
+/// How many there are at most. What keeps a lock or gives it back gets one beyond that.
+const OPEN_MOST: usize = 64;
+/// After so long it is asked whether the server has closed a connection.
+const DOUBTFUL_AFTER: u64 = 1_000 * NS_PER_MS;
+/// After so long a connection is closed.
+const TOO_OLD: u64 = 60_000 * NS_PER_MS;
+
+/// Connections that nobody uses, the last one used first.
+#[derive(Default)]
+pub struct Pool {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Idle>,
+    open: usize,
+}
+
+struct Idle {
+    connection: Connection,
+    since: u64,
+}
+
+impl Pool {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection that was kept.
+    pub fn take(&self, now: u64) -> Option<Connection> {
+        let mut state = self.state();
+        while let Some(Idle { connection, since }) = state.idle.pop() {
+            let age = now.saturating_sub(since);
+            if age < DOUBTFUL_AFTER || age < TOO_OLD && connection.is_quiet() {
+                return Some(connection);
+            }
+            state.open -= 1;
+        }
+        None
+    }
+
+    /// Leave to open one more; waits for it until `until`, or does not ask where `must` says so.
+    pub fn reserve(&self, must: bool, until: u64) -> bool {
+        let mut state = self.state();
+        while state.open >= OPEN_MOST && !must {
+            let left = until.saturating_sub(monotonic());
+            if left == 0 {
+                return false;
+            }
+            if state.idle.pop().is_some() {
+                state.open -= 1;
+                continue;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_nanos(left))
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+        state.open += 1;
+        true
+    }
+
+    /// Keeps a connection for the next.
+    pub fn keep(&self, connection: Connection, now: u64) {
+        let mut state = self.state();
+        if state.idle.len() < IDLE_MOST {
+            state.idle.push(Idle { connection, since: now });
+            drop(state);
+            self.changed.notify_one();
+        } else {
+            drop(state);
+            self.close(connection);
+        }
+    }
+
+    /// Closes a connection.
+    pub fn close(&self, connection: Connection) {
+        drop(connection);
+        self.closed();
+    }
+
+    /// A connection is closed, or one that was to be opened is not.
+    pub fn closed(&self) {
+        self.state().open -= 1;
+        self.changed.notify_one();
+    }
+
+    /// How many are kept, and how many are open.
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.idle.len(), state.open)
+    }
+}

@@ -1,0 +1,84 @@
+//! The scripts that run inside the server. Each is one step there: nobody sees the middle of it.
+//!
+//! All take their keys and arguments as their files say, with the lock's key alone or with those for signals and fences
+//! too. They run on Redis 2.6.12 and later; fences need 3.2.
+
+use std::sync::LazyLock;
+
+/// A script of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Script {
+    /// Takes a lock.
+    Acquire,
+    /// Gives it back.
+    Release,
+    /// Lengthens its lease.
+    Extend,
+    /// Says who holds it.
+    Look,
+}
+
+struct Texts {
+    plain: String,
+    hash: String,
+    carried: String,
+}
+
+static TEXTS: LazyLock<[Texts; 4]> = LazyLock::new(|| {
+    [
+        include_str!("scripts/acquire.lua"),
+        include_str!("scripts/release.lua"),
+        include_str!("scripts/extend.lua"),
+        include_str!("scripts/look.lua"),
+    ]
+    .map(|source| {
+        let plain = without_comments(source);
+        let hash = redis::Script::new(&plain).get_hash().to_owned();
+        // A reply that carries the number of its call can't be taken for another's.
+        let carried = format!(
+            "local function run()\n{plain}end\nlocal answer = run()\nif type(answer) == 'table' then return answer end\n\
+             return ARGV[#ARGV] .. ':' .. answer\n"
+        );
+        Texts { plain, hash, carried }
+    })
+});
+
+impl Script {
+    fn texts(self) -> &'static Texts {
+        &TEXTS[self as usize]
+    }
+
+    /// What EVAL takes.
+    pub fn text(self) -> &'static str {
+        &self.texts().plain
+    }
+
+    /// What EVALSHA takes.
+    pub fn hash(self) -> &'static str {
+        &self.texts().hash
+    }
+
+    /// The text for a caller's own client: its last argument, a colon, and then the answer is what it answers.
+    pub fn carried(self) -> &'static str {
+        &self.texts().carried
+    }
+}
+
+fn without_comments(source: &str) -> String {
+    let lines = source.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
+    lines.filter(|line| !line.is_empty()).flat_map(|line| [line, "\n"]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_are_not_sent() {
+        assert_eq!(without_comments("-- a\nx = 1 -- b\n\n  y()\n"), "x = 1\n  y()\n");
+        for script in [Script::Acquire, Script::Release, Script::Extend, Script::Look] {
+            assert!(script.text().contains("redis.call('GET', KEYS[1])") && !script.text().contains("--"));
+            assert!(script.carried().contains(script.text()) && script.hash().len() == 40);
+        }
+    }
+}

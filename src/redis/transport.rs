@@ -1,0 +1,280 @@
+//! Sockets with time limits: each call ends at a point in time, however slowly bytes trickle, and whatever signals come.
+
+use crate::config::Address;
+use crate::fd::{KeptFd, opened};
+use crate::policy::{NS_PER_MS, ms_passed};
+use crate::sys::{errno, monotonic, timespec, without_signals};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// A connection to a server.
+pub struct Connection {
+    fd: KeptFd,
+    /// How long a receive waits by itself, in ns.
+    receive_time: u64,
+}
+
+/// How a receive ended.
+pub enum Received {
+    /// With so many bytes.
+    Bytes(usize),
+    /// The connection is of no use any more.
+    Lost(String),
+    /// Its time was over.
+    Elapsed,
+    /// A signal came.
+    Interrupted,
+}
+
+impl Connection {
+    /// Connects, until `until` at the latest. `receive_time`: how long replies mostly may take, in ns.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn open(address: &Address, resolver: &Arc<Resolver>, until: u64, receive_time: u64) -> Result<Self, String> {
+        let socket = match address {
+            Address::Tcp { host, port, .. } => connect_tcp(host, *port, resolver, until)?,
+            Address::Unix(path) => connect_unix(path, until).map_err(|error| error.to_string())?,
+        };
+        set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32); // refused for Unix sockets, which need it not
+        // Closed at once, and what was not yet sent is not sent any more: a command that is given up must not arrive
+        // seconds later.
+        set(&socket, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 });
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeval(receive_time));
+        Ok(Self { fd: KeptFd::new(socket), receive_time })
+    }
+
+    /// Sends all of `bytes`.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn send(&self, mut bytes: &[u8], until: u64) -> Result<(), String> {
+        while !bytes.is_empty() {
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            // SAFETY: an fd and bytes to read.
+            let sent = unsafe { libc::send(self.fd.number(), bytes.as_ptr().cast(), bytes.len(), flags) };
+            match usize::try_from(sent) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(_) => match errno() {
+                    libc::EINTR => {}
+                    libc::EAGAIN if self.poll(libc::POLLOUT, until) => {}
+                    libc::EAGAIN => return Err("sending took too long".to_owned()),
+                    errno => return Err(format!("sending failed: {}", io::Error::from_raw_os_error(errno))),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives some bytes.
+    pub fn receive(&self, into: &mut [u8], until: u64) -> Received {
+        let left = until.saturating_sub(monotonic());
+        // The socket's own limit saves a call of the system where it is no longer than ours.
+        let mut may_block = left + left / 8 >= self.receive_time;
+        loop {
+            if !may_block {
+                match self.poll_once(libc::POLLIN, until) {
+                    Ok(true) => {}
+                    Ok(false) => return Received::Elapsed,
+                    Err(libc::EINTR) => return Received::Interrupted,
+                    Err(errno) => return Received::Lost(io::Error::from_raw_os_error(errno).to_string()),
+                }
+            }
+            // SAFETY: an fd and room for the bytes.
+            let count = unsafe { libc::recv(self.fd.number(), into.as_mut_ptr().cast(), into.len(), 0) };
+            match usize::try_from(count) {
+                Ok(0) => return Received::Lost("the server closed the connection".to_owned()),
+                Ok(count) => return Received::Bytes(count),
+                Err(_) => match errno() {
+                    libc::EAGAIN => may_block = false, // its limit, or another's bytes
+                    libc::EINTR => return Received::Interrupted,
+                    errno => {
+                        return Received::Lost(format!("receiving failed: {}", io::Error::from_raw_os_error(errno)));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Whether it is open and nothing has come.
+    pub fn is_quiet(&self) -> bool {
+        let mut byte = 0u8;
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: an fd and room for a byte.
+        let count = unsafe { libc::recv(self.fd.number(), (&raw mut byte).cast(), 1, flags) };
+        count < 0 && errno() == libc::EAGAIN && self.fd.status().is_some()
+    }
+
+    /// Closes it, unless its number is another's by now.
+    pub fn close(&self) {
+        self.fd.close();
+    }
+
+    /// Waits until it can be used for `events`, whatever signals come; false: until `until`, in vain.
+    fn poll(&self, events: i16, until: u64) -> bool {
+        loop {
+            match self.poll_once(events, until) {
+                Ok(ready) => return ready,
+                Err(libc::EINTR) => {}
+                Err(_) => return true, // what is tried next says why
+            }
+        }
+    }
+
+    fn poll_once(&self, events: i16, until: u64) -> Result<bool, i32> {
+        let mut entry = libc::pollfd { fd: self.fd.number(), events, revents: 0 };
+        let time = timespec(until.saturating_sub(monotonic()));
+        // SAFETY: one entry and a time; the signal mask stays.
+        match unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, ptr::null()) } {
+            0 => Ok(false),
+            1.. => Ok(true),
+            _ => Err(errno()),
+        }
+    }
+}
+
+fn set<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) {
+    let size = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
+    // SAFETY: a value of this size to read. An option that is refused is done without.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, ptr::from_ref(value).cast(), size) };
+}
+
+fn timeval(ns: u64) -> libc::timeval {
+    let time = timespec(ns.max(NS_PER_MS));
+    libc::timeval { tv_sec: time.tv_sec, tv_usec: time.tv_nsec / 1000 }
+}
+
+fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> Result<OwnedFd, String> {
+    let addresses = match host.parse::<IpAddr>() {
+        Ok(address) => vec![SocketAddr::new(address, port)],
+        Err(_) => resolver.resolve(host, port, until)?,
+    };
+    let mut why = format!("{host} has no address");
+    for (place, address) in addresses.iter().enumerate() {
+        // Each gets its share of the time that is left.
+        let left = until.saturating_sub(monotonic()) / (addresses.len() - place) as u64;
+        if left == 0 {
+            break;
+        }
+        match TcpStream::connect_timeout(address, Duration::from_nanos(left)) {
+            Ok(stream) => return opened(stream.into_raw_fd()).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                why = format!("no answer within {} ms", ms_passed(left));
+            }
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Err(why)
+}
+
+fn connect_unix(path: &Path, until: u64) -> io::Result<OwnedFd> {
+    // SAFETY: makes a socket.
+    let socket = opened(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
+    // Also for how long connect waits where the server takes no more connections.
+    set(&socket, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &timeval(until.saturating_sub(monotonic())));
+    // SAFETY: zero is a value of this plain struct.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or(0);
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = byte.cast_signed();
+    }
+    let size = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+    loop {
+        // SAFETY: an address of this size to read.
+        if unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) } == 0 {
+            return Ok(socket);
+        }
+        match errno() {
+            libc::EISCONN => return Ok(socket),
+            libc::EINTR if monotonic() < until => {}
+            libc::EAGAIN | libc::EINTR => return Err(io::ErrorKind::TimedOut.into()),
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+/// How long what a name was resolved to is used without asking again.
+const FRESH: u64 = 30_000 * NS_PER_MS;
+
+/// Resolves a host name in a thread of its own, since that may take long and cannot be ended.
+#[derive(Default)]
+pub struct Resolver {
+    state: Mutex<Names>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Names {
+    addresses: Vec<SocketAddr>,
+    /// When they were found.
+    at: u64,
+    asks: bool,
+    why: String,
+}
+
+impl Resolver {
+    fn state(&self) -> MutexGuard<'_, Names> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The addresses of `host`; those of before, where no answer comes in time.
+    fn resolve(self: &Arc<Self>, host: &str, port: u16, until: u64) -> Result<Vec<SocketAddr>, String> {
+        let begun = monotonic();
+        let mut state = self.state();
+        if !state.addresses.is_empty() && begun < state.at + FRESH {
+            return Ok(state.addresses.clone());
+        }
+        if !state.asks {
+            state.asks = true;
+            let (resolver, host) = (self.clone(), host.to_owned());
+            let name = "buflock-resolve".to_owned();
+            let thread = without_signals(|| {
+                thread::Builder::new()
+                    .name(name)
+                    .spawn(move || resolver.ask(&host, port))
+                    .map_err(|error| error.to_string())
+            });
+            if let Err(why) = thread {
+                state.asks = false;
+                return Err(format!("starting a thread to resolve the host's name failed: {why}"));
+            }
+        }
+        while state.asks {
+            let left = until.saturating_sub(monotonic());
+            if left == 0 {
+                break;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_nanos(left))
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+        match (state.addresses.is_empty(), state.asks) {
+            (false, _) => Ok(state.addresses.clone()),
+            (true, false) => Err(format!("resolving {host} failed: {}", state.why)),
+            (true, true) => Err(format!("resolving {host} took more than {} ms", ms_passed(monotonic() - begun))),
+        }
+    }
+
+    fn ask(&self, host: &str, port: u16) {
+        let found = (host, port).to_socket_addrs();
+        let mut state = self.state();
+        match found {
+            Ok(addresses) => (state.addresses, state.at) = (addresses.collect(), monotonic()),
+            Err(error) => state.why = error.to_string(),
+        }
+        state.asks = false;
+        self.changed.notify_all();
+    }
+}
