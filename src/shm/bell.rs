@@ -14,7 +14,8 @@ use crate::fd::{KeptFd, opened};
 use crate::hooks;
 use crate::policy::NS_PER_MS;
 use crate::sys::{errno, sleep, without_signals};
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -34,6 +35,28 @@ const IDLE: u64 = 3600 * 1000 * NS_PER_MS;
 const RETRY: u64 = 5 * NS_PER_MS;
 /// Room for the thread's stack: it calls nothing deep.
 const STACK: usize = 128 << 10;
+
+impl Waits {
+    /// The next id to be read.
+    fn next(&mut self) -> Option<u32> {
+        while let Some(id) = self.told.pop_front() {
+            if id == 0 {
+                return Some(id);
+            }
+            if let Entry::Occupied(entry) = self.known.entry(id)
+                && entry.get().is_none()
+            {
+                entry.remove();
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn armed(&self) -> usize {
+        self.known.values().flatten().count()
+    }
+}
 
 /// A bell of one process: a forked child has none of its parent's threads.
 pub struct Bell {
@@ -70,14 +93,15 @@ enum Way {
 
 #[derive(Default)]
 struct Waits {
-    armed: Vec<Armed>,
+    /// By id; None: it is told, and not read yet.
+    known: HashMap<u32, Option<Armed>>,
+    /// What is to be read, and ids that were disarmed since.
     told: VecDeque<u32>,
     /// Whether the thread sleeps without an end.
     idle: bool,
 }
 
 struct Armed {
-    id: u32,
     table: *const Table,
     seen: Seen,
     member: u16,
@@ -181,15 +205,16 @@ impl Bell {
 
     /// How many waits are armed.
     pub fn waits(&self) -> usize {
-        self.shared.waits().armed.len()
+        self.shared.waits().armed()
     }
 
     /// Arms a wait for the end of the hold that was seen; false: look again, it may be over already.
     pub fn arm(&self, id: u32, table: &Table, seen: Seen, member: u16) -> bool {
         let mut waits = self.shared.waits();
-        waits.armed.retain(|armed| armed.id != id);
         // Known to the thread before the bit is set: a ring finds it.
-        waits.armed.push(Armed { id, table, seen, member });
+        waits.known.insert(id, Some(Armed { table, seen, member }));
+        let Waits { known, told, .. } = &mut *waits;
+        told.reserve(known.len());
         let was_idle = std::mem::take(&mut waits.idle);
         drop(waits);
         let earlier = self.shared.table.swap(std::ptr::from_ref(table).cast_mut(), Ordering::AcqRel);
@@ -206,9 +231,7 @@ impl Bell {
 
     /// Forgets a wait.
     pub fn disarm(&self, id: u32) {
-        let mut waits = self.shared.waits();
-        waits.armed.retain(|armed| armed.id != id);
-        waits.told.retain(|told| *told != id);
+        self.shared.waits().known.remove(&id);
     }
 
     /// Rings id 0: whoever reads leaves.
@@ -227,9 +250,12 @@ impl Bell {
     pub fn read(&self, ids: &mut [u32]) -> Result<usize, Error> {
         let Way::Pipe { read, .. } = &self.shared.way else { return Err(BellFault::Socket.into()) };
         let mut waits = self.shared.waits();
-        let count = waits.told.len().min(ids.len());
-        for (place, id) in ids.iter_mut().zip(waits.told.drain(..count)) {
+        let mut count = 0;
+        while let Some(place) = ids.get_mut(count)
+            && let Some(id) = waits.next()
+        {
             *place = id;
+            count += 1;
         }
         if waits.told.is_empty() {
             let mut bytes = [0u8; 16];
@@ -326,18 +352,19 @@ impl Shared {
     /// Tells the waits that are over; says how long to sleep.
     fn look(&self) -> u64 {
         let mut waits = self.waits();
-        let Waits { armed, told, .. } = &mut *waits;
+        let Waits { known, told, .. } = &mut *waits;
         let before = told.len();
+        let mut armed = 0;
         // Without allocating: a process that forks meanwhile copies an allocator at rest.
-        armed.retain(|armed| {
-            let over = armed.is_over();
-            if over {
-                told.push_back(armed.id);
+        for (id, wait) in known.iter_mut() {
+            if wait.as_ref().is_some_and(Armed::is_over) {
+                *wait = None;
+                told.push_back(*id);
             }
-            !over
-        });
+            armed += usize::from(wait.is_some());
+        }
         self.say(before, told.len());
-        waits.idle = waits.armed.is_empty();
+        waits.idle = armed == 0;
         if waits.idle { IDLE } else { hooks::slice(SLICE) }
     }
 
@@ -373,7 +400,9 @@ impl Shared {
     fn send(&self, unsent: &mut Vec<u8>) -> bool {
         let Way::Socket { peer, .. } = &self.way else { return true };
         let Some(peer) = peer.get() else { return false };
-        unsent.extend(self.waits().told.drain(..).flat_map(u32::to_ne_bytes));
+        let mut waits = self.waits();
+        unsent.extend(std::iter::from_fn(|| waits.next()).flat_map(u32::to_ne_bytes));
+        drop(waits);
         while !unsent.is_empty() {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             // SAFETY: an fd and bytes to read.
