@@ -16,7 +16,7 @@ STRICT := -Wall -Wextra -Wpedantic -Werror
 
 # command:Debian package. gcc is needed for everything in C, the others only by tests.
 TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
-           unshare:util-linux mount:mount
+           unshare:util-linux mount:mount redis-server:redis-server
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t)))))
 
 .PHONY: all deps lib hooks demo test test-rust test-c test-model test-loom test-torture test-install check bench \
