@@ -19,7 +19,7 @@ TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luaji
            unshare:util-linux mount:mount redis-server:redis-server
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t)))))
 
-.PHONY: all deps lib hooks demo test test-rust test-c test-model test-loom test-torture test-install check bench \
+.PHONY: all deps lib hooks demo demo-redis test test-rust test-c test-model test-loom test-torture test-install check bench \
         model loom torture install clean
 
 all: lib
@@ -49,11 +49,17 @@ hooks:
 	@ln -sf libbuflock.so $(HOOKS)/$(SONAME)
 
 # Several processes miss the same cache entry at once. URL=... to try another lock service.
-demo: lib
+demo: target/c/stampede
+	@$< $(URL)
+
+# The same over a Redis server that is there for this only.
+demo-redis: target/c/stampede
+	@examples/with-redis $< {}
+
+target/c/stampede: lib
 	@mkdir -p target/c
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
-	@target/c/stampede $(URL)
 
 test: deps test-rust test-model test-loom test-torture test-c test-cdef test-install
 
