@@ -16,9 +16,11 @@ pub struct Local {
     pub pool: Pool,
     pub orphans: Orphans,
     pub resolver: Arc<Resolver>,
-    pub few_rights: AtomicBool,
+    pub no_hashes: AtomicBool,
+    pub one_key: AtomicBool,
     pub no_signals: AtomicBool,
     pub whole_seconds: AtomicBool,
+    last_failure: Mutex<Box<str>>,
 }
 
 impl Local {
@@ -29,10 +31,17 @@ impl Local {
             pool: Pool::default(),
             orphans: Orphans::default(),
             resolver: Arc::default(),
-            few_rights: AtomicBool::new(false),
+            no_hashes: AtomicBool::new(false),
+            one_key: AtomicBool::new(false),
             no_signals: AtomicBool::new(false),
             whole_seconds: AtomicBool::new(false),
+            last_failure: Mutex::default(),
         }
+    }
+
+    /// Why the last call failed that counted for the breaker.
+    pub fn last_failure(&self) -> MutexGuard<'_, Box<str>> {
+        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn is_of_another_process(&self) -> bool {

@@ -324,10 +324,9 @@ impl Machine {
             return write_command(&mut self.outgoing, &command);
         }
         let (script, arguments) = self.script(redis, now);
-        let alone = redis.has_few_rights();
-        let keys = self.names.keys(alone);
+        let keys = self.names.keys(redis.has_one_key());
         let count = keys.len().to_string();
-        let head: [&[u8]; 2] = if alone || self.as_text {
+        let head: [&[u8]; 2] = if self.as_text || redis.has_no_hashes() {
             [b"EVAL", script.text().as_bytes()]
         } else {
             [b"EVALSHA", script.hash().as_bytes()]
@@ -461,7 +460,11 @@ impl Machine {
         match kind {
             "NOAUTH" if !self.fresh => return self.lost(redis, now, &text), // its rights were taken away
             "NOSCRIPT" if !self.as_text => self.as_text = true,
-            "NOPERM" | "CROSSSLOT" | "TRYAGAIN" if !redis.has_few_rights() => redis.note_few_rights(),
+            "NOPERM" if !redis.has_no_hashes() => redis.note_no_hashes(),
+            // A fence needs its key.
+            "NOPERM" | "CROSSSLOT" | "TRYAGAIN" if !redis.has_one_key() && !redis.settings.fencing => {
+                redis.note_one_key();
+            }
             _ => return self.refused(redis, now, text),
         }
         self.send(redis, now);
@@ -472,7 +475,10 @@ impl Machine {
             return self.end_giving_back(redis, false, now);
         }
         if is_state_of_the_server(&text) {
-            redis.note_failure(now, self.random());
+            redis.note_failure(now, self.random(), &text);
+            if matches!(self.want, Want::Release) {
+                self.leave_orphan(redis, now);
+            }
         } else {
             redis.note_answer();
         }
@@ -523,11 +529,13 @@ impl Machine {
             }
             return self.finish(self.held(number.unsigned_abs(), now).map(|held| Answer::Acquire(Acquire::Held(held))));
         }
-        if std::mem::take(&mut self.doubtful) {
-            self.leave_orphan(redis, now); // the try whose reply was lost may still be under way
-        }
         let left_ms = left_ms(number);
         if self.cancelled || now >= self.deadline {
+            // A try whose reply was lost may still be under way. While this call goes on, its next try covers that; a
+            // release by another thread must not: it might come behind that next try.
+            if std::mem::take(&mut self.doubtful) {
+                self.leave_orphan(redis, now);
+            }
             if !self.waited {
                 redis.counts.busy();
             }
@@ -645,17 +653,18 @@ impl Machine {
     fn lost(&mut self, redis: &Redis, now: u64, why: &str) {
         let connecting = matches!(self.at, At::Connect { .. });
         let stale = self.linked && !self.fresh;
-        let mut asked = false;
+        let (mut asked, mut waited) = (false, false);
         for expected in self.expected.drain(..) {
             match expected {
                 Expected::Orphan(orphan) => redis.local().orphans.add(orphan),
                 Expected::Command => asked = true,
-                Expected::Signal => self.by_steps = true,
+                Expected::Signal => waited = true,
                 Expected::Setup => {}
             }
         }
-        if self.by_steps && !asked {
-            (self.limit, self.losses) = (now + redis.budget(), 0); // it was not the command that took so long
+        if waited && !asked {
+            // It was not the command that took so long.
+            (self.by_steps, self.limit, self.losses) = (true, now + redis.budget(), 0);
         }
         (self.linked, self.wants_fresh) = (false, true);
         self.replies.clear();
@@ -670,7 +679,7 @@ impl Machine {
         if giving_back {
             return self.end_giving_back(redis, false, now);
         }
-        redis.note_failure(now, self.random());
+        redis.note_failure(now, self.random(), why);
         let unreachable = |why: &str| Err(redis.fault(ServerFault::Unreachable, why));
         if !self.doubtful {
             if matches!(self.want, Want::Release) {
@@ -711,8 +720,8 @@ impl Machine {
     }
 
     fn end_giving_back(&mut self, redis: &Redis, worked: bool, now: u64) {
-        if !worked {
-            self.leave_orphan(redis, now);
+        if !worked || self.doubtful {
+            self.leave_orphan(redis, now); // once more: what was sent first may come last
         }
         if let Aim::GiveBack(answers) = std::mem::replace(&mut self.aim, Aim::Wanted) {
             let [after_success, after_failure] = *answers;
@@ -724,17 +733,12 @@ impl Machine {
         if redis.server.is_none() {
             return; // a caller's own client gets no commands that it did not ask for
         }
-        let ttl_ms = match self.want {
-            Want::Acquire { ttl_ms, .. } => ttl_ms,
-            _ => redis.settings.ttl_ms,
+        let until = match self.want {
+            Want::Acquire { ttl_ms, .. } => now + u64::from(ttl_ms) * NS_PER_MS,
+            _ => u64::MAX, // who releases does not say how long the lease was
         };
-        let until = now + u64::from(ttl_ms) * NS_PER_MS;
-        redis.local().orphans.add(self.orphan(redis, until));
-    }
-
-    fn orphan(&self, redis: &Redis, until: u64) -> Orphan {
-        let keys = self.names.keys(redis.has_few_rights()).into_iter().map(<[u8]>::to_vec).collect();
-        Orphan { keys, token: self.token.clone(), until }
+        let keys = self.names.keys(redis.has_one_key()).into_iter().map(<[u8]>::to_vec).collect();
+        redis.local().orphans.add(Orphan { keys, token: self.token.clone(), until });
     }
 
     fn finish(&mut self, answer: Result<Answer, Error>) {

@@ -165,7 +165,9 @@ impl Redis {
             Pass::Free => None,
             Pass::Refused(left) => {
                 let ms = left.div_ceil(NS_PER_MS);
-                let why = format!("it failed several times in a row: not asked again for {ms} ms");
+                let last = self.local().last_failure().clone();
+                let last = if last.is_empty() { "seen by another process" } else { &last };
+                let why = format!("it failed several times in a row ({last}): not asked again for {ms} ms");
                 Some(self.fault(ServerFault::Unavailable, &why))
             }
         }
@@ -175,18 +177,28 @@ impl Redis {
         self.breaker.succeeded();
     }
 
-    fn note_failure(&self, now: u64, random: u32) {
+    fn note_failure(&self, now: u64, random: u32, why: &str) {
         self.counts.failures.fetch_add(1, Relaxed);
+        *self.local().last_failure() = why.into();
         self.breaker.failed(now, random);
     }
 
-    /// Whether this user may use no more than SET, GET, DEL and EVAL on the lock's own key.
-    fn has_few_rights(&self) -> bool {
-        self.local().few_rights.load(Relaxed)
+    /// Whether scripts must go as text: this user may not use EVALSHA.
+    fn has_no_hashes(&self) -> bool {
+        self.local().no_hashes.load(Relaxed)
     }
 
-    fn note_few_rights(&self) {
-        self.local().few_rights.store(true, Relaxed);
+    fn note_no_hashes(&self) {
+        self.local().no_hashes.store(true, Relaxed);
+    }
+
+    /// Whether a lock has to do with its own key: this user may not use its others, or a cluster has them elsewhere.
+    fn has_one_key(&self) -> bool {
+        self.local().one_key.load(Relaxed)
+    }
+
+    fn note_one_key(&self) {
+        self.local().one_key.store(true, Relaxed);
         self.local().no_signals.store(true, Relaxed);
     }
 
@@ -202,7 +214,7 @@ impl Redis {
     /// On a new connection all is tried again: rights may have been given.
     fn forget_rights(&self) {
         let local = self.local();
-        for flag in [&local.few_rights, &local.no_signals] {
+        for flag in [&local.no_hashes, &local.one_key, &local.no_signals] {
             if flag.load(Relaxed) {
                 flag.store(false, Relaxed);
             }
@@ -274,8 +286,11 @@ impl Redis {
         ] {
             json.number(name, number);
         }
-        if local.few_rights.load(Relaxed) {
-            json.notice("few rights: this user may not use EVALSHA, so scripts go as text and waits are steps");
+        if local.no_hashes.load(Relaxed) {
+            json.notice("few rights: this user may not use EVALSHA, so scripts go as text");
+        }
+        if local.one_key.load(Relaxed) {
+            json.notice("few rights: this user may use no key but the lock's own, so waits are steps");
         } else if local.no_signals.load(Relaxed) {
             json.notice("this user or server has no blocking list commands: waits are steps");
         }
