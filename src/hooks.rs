@@ -62,6 +62,8 @@ pub enum Mutant {
     AwaitBelievesCount,
     FenceOfSlotBucket,
     BellsNotRung,
+    FreedExtendReleases,
+    ChildFreeReleases,
     WallClock,
 }
 
@@ -135,12 +137,14 @@ mod on {
     }
 
     /// What the environment asks of a program that can't call the functions above: BUFLOCK_TEST=panic makes every
-    /// entry of the C API panic, BUFLOCK_TEST=wall-clock plants that bug.
+    /// entry of the C API panic, the name of a bug plants it.
     pub(crate) fn entry() {
         static ASKED: OnceLock<String> = OnceLock::new();
         match ASKED.get_or_init(|| std::env::var("BUFLOCK_TEST").unwrap_or_default()).as_str() {
             "panic" => panic!("asked for by BUFLOCK_TEST"),
             "wall-clock" => plant(Mutant::WallClock),
+            "freed-extend-releases" => plant(Mutant::FreedExtendReleases),
+            "child-free-releases" => plant(Mutant::ChildFreeReleases),
             _ => {}
         }
     }

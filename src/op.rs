@@ -10,6 +10,7 @@ use crate::error::{ArgumentFault, Error};
 use crate::redis::machine::{Machine as RedisMachine, Want as RedisWant};
 use crate::redis::wire::Reply;
 use crate::redis::{Link, Redis, Server, drive, put_back};
+use crate::hooks::{Mutant, mutant};
 use crate::shm::Shm;
 use crate::shm::machine::{Look, Machine, Want};
 use crate::step::Step;
@@ -335,15 +336,13 @@ impl Op {
 
 impl Drop for Op {
     fn drop(&mut self) {
-        if !self.is_ours() {
+        if !self.is_ours() && !mutant(Mutant::ChildFreeReleases) {
             return; // a forked child's exit releases nothing of its parent's
         }
         if self.result.is_none() {
             self.ends.cancelled.fetch_add(1, Relaxed);
-            if let OpMachine::Shm { shm, machine } = &mut self.machine
-                && machine.is_release()
-            {
-                let _ = machine.look(shm, &self.key); // a release becomes a drop
+            if let OpMachine::Shm { shm, machine } = &self.machine {
+                machine.drop_hold(shm, &self.key);
             }
         }
         self.abandon();

@@ -9,6 +9,7 @@ use super::table::Table;
 use super::wait::{First, Wait};
 use crate::answer::{Acquire, Answer, Await, Busy};
 use crate::error::Error;
+use crate::hooks::{Mutant, mutant};
 use crate::policy::{self, NS_PER_MS};
 use crate::sys::Slept;
 
@@ -76,9 +77,16 @@ impl Machine {
         matches!(self.want, Want::Acquire { .. })
     }
 
-    /// Whether a release is wanted.
-    pub fn is_release(&self) -> bool {
-        matches!(self.want, Want::Release { .. })
+    /// The caller goes before it looked: a release is done all the same.
+    pub fn drop_hold(&self, shm: &Shm, key: &[u8]) {
+        let token = match self.want {
+            Want::Release { token } => token,
+            Want::Extend { token, .. } if mutant(Mutant::FreedExtendReleases) => token,
+            _ => return,
+        };
+        if let Ok(table) = shm.table() {
+            table.release(key, token);
+        }
     }
 
     /// Whether only the end of a hold is waited for.

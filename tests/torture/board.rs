@@ -32,6 +32,9 @@ pub enum Wrong {
     GaveUpEarly,
     LongSleep,
     LostWakeUp,
+    OpLate,
+    OpKept,
+    OpNotCancelled,
     NeverIdle,
     Twins,
     TornKey,
@@ -49,7 +52,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them, in their order.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 34] = [
         Self::TwoHolders,
         Self::FenceTooLow,
         Self::GuardLost,
@@ -68,6 +71,9 @@ impl Wrong {
         Self::GaveUpEarly,
         Self::LongSleep,
         Self::LostWakeUp,
+        Self::OpLate,
+        Self::OpKept,
+        Self::OpNotCancelled,
         Self::NeverIdle,
         Self::Twins,
         Self::TornKey,
@@ -104,6 +110,9 @@ impl Wrong {
             Self::GaveUpEarly => "busy was answered before the wait was over (key, wait ms, waited us)",
             Self::LongSleep => "a sleep went on beyond its slice (key, ms of running time)",
             Self::LostWakeUp => "asleep, but nobody holds the key (key, ms of running time)",
+            Self::OpLate => "an op was not over at its end, or to be left alone beyond it (ms, end, now in ns)",
+            Self::OpKept => "the lock of an op whose success nobody fetched is still held (owner word)",
+            Self::OpNotCancelled => "an op that was cancelled did not end as it should (1: it ended)",
             Self::NeverIdle => "with no new work the workers did not come to an end (how many)",
             Self::Twins => "two slots of one key (key, slot, slot)",
             Self::TornKey => "a slot whose key words do not belong together or there (slot, word)",
@@ -148,6 +157,9 @@ pub enum Count {
     AwaitBusy,
     Left,
     PassedOn,
+    InSteps,
+    Dropped,
+    Unfetched,
     LongestWaitUs,
 }
 

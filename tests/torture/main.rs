@@ -33,6 +33,8 @@ mod sleep;
 #[cfg(buflock_test)]
 mod stage;
 #[cfg(buflock_test)]
+mod steps;
+#[cfg(buflock_test)]
 mod sys;
 #[cfg(buflock_test)]
 mod worker;

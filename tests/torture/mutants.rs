@@ -23,13 +23,14 @@ const WRONG: i32 = 1;
 
 /// Bugs that the torture finds in seconds, also on a busy machine, and how it has to be run for that. The others it
 /// finds seldom (an await that believes the count) or never (a claim's clock read first): they are left to their scenes.
-const MODES: [(Mutant, Mode); 13] = [
+const MODES: [(Mutant, Mode); 14] = [
     (Mutant::NoRescan, Mode::Chaos),
     (Mutant::RescanIgnoresPending, Mode::Chaos),
     (Mutant::BlindRelease, Mode::Chaos),
     (Mutant::StealRereads, Mode::Chaos),
     (Mutant::NoSeqCheck, Mode::Chaos),
     (Mutant::FenceOfSlotBucket, Mode::Chaos),
+    (Mutant::FreedExtendReleases, Mode::Chaos),
     (Mutant::PlainKeys, Mode::Aim),
     (Mutant::OwnerPlainStore, Mode::Aim),
     (Mutant::OwnerUnchecked, Mode::Aim),

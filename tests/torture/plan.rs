@@ -6,8 +6,10 @@ use buflock::shm::segment::{BUCKET, HEAD};
 use std::path::{Path, PathBuf};
 
 /// The bugs that can be planted. That of the wall clock needs one that jumps: it has a test of its own.
-pub const MUTANTS: [Mutant; 16] = [
+pub const MUTANTS: [Mutant; 18] = [
     Mutant::BellsNotRung,
+    Mutant::FreedExtendReleases,
+    Mutant::ChildFreeReleases,
     Mutant::ClaimClockFirst,
     Mutant::NoRescan,
     Mutant::RescanIgnoresPending,

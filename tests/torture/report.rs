@@ -88,6 +88,8 @@ fn print_holds(outcome: &Outcome) {
     line("awaits", &format!("over {over}, still busy {busy}"));
     let (left, passed_on) = (sum(Count::Left), sum(Count::PassedOn));
     line("cancelled", &format!("{left} acquirers, of which {passed_on} had been woken"));
+    let (done, dropped, unfetched) = (sum(Count::InSteps), sum(Count::Dropped), sum(Count::Unfetched));
+    line("in steps", &format!("{done}; dropped on the way {dropped}, with a success nobody fetched {unfetched}"));
 }
 
 fn print_checks(outcome: &Outcome) {

@@ -3,7 +3,8 @@
 
 use super::claim::late_claim;
 use super::stage::{LONG, Stage, take};
-use super::worker::acquire_by_bell;
+use super::steps::acquire_by_bell;
+use super::sys::{Child, Ended};
 use buflock::answer::{Await, Verdict};
 use buflock::client::Client;
 use buflock::hooks::{self, Mutant, Point};
@@ -12,6 +13,7 @@ use buflock::shm::clock::futex_wait;
 use buflock::shm::slot::Attempt;
 use buflock::shm::table::Table;
 use buflock::sys::Slept;
+use buflock::step::Step;
 
 /// What was seen to be wrong.
 pub type Wrong = &'static str;
@@ -35,7 +37,7 @@ const fn scene(
 }
 
 /// All of them.
-pub const SCENES: [Scene; 14] = [
+pub const SCENES: [Scene; 16] = [
     scene("two bind one key", 1, two_bind_one_key, &[Mutant::NoRescan, Mutant::RescanIgnoresPending]),
     scene("late release", 1, late_release, &[Mutant::BlindRelease]),
     scene("late key words", 1, late_key_words, &[Mutant::PlainKeys]),
@@ -48,6 +50,8 @@ pub const SCENES: [Scene; 14] = [
     scene("slot re-bound under a sleeper", 1, rebound_under_sleeper, &[Mutant::ClaimSilent]),
     scene("awaiter is told", 1, awaiter_is_told, &[Mutant::AwaitersNotWoken]),
     scene("bell is rung", 1, bell_is_rung, &[Mutant::BellsNotRung]),
+    scene("freed extend", 1, freed_extend, &[Mutant::FreedExtendReleases]),
+    scene("child frees its parent's ops", 1, child_frees, &[Mutant::ChildFreeReleases]),
     scene("late ring", 1, late_ring, &[Mutant::AwaitBelievesCount]),
     scene("fences grow across buckets", 2, fences_grow, &[Mutant::FenceOfSlotBucket]),
 ];
@@ -216,6 +220,37 @@ fn bell_is_rung(stage: &Stage) -> Result<(), Wrong> {
     ensure(stage.client().release(b"key", &holder.token.0).is_ok(), "a release failed")?;
     ensure(waiter.wakes(), "an event loop was not told of the release")?;
     ensure(waiter.result(), "an event loop did not get the lock")
+}
+
+/// An event loop forgets an extend that it has not begun. The hold stays as it was.
+fn freed_extend(stage: &Stage) -> Result<(), Wrong> {
+    let held = stage.take("key", LONG);
+    let op = stage.client().op_extend(b"key", &held.token.0, 1).expect("an op");
+    drop(op);
+    let verdict = stage.client().release(b"key", &held.token.0);
+    ensure(matches!(verdict, Ok(Verdict::Ok)), "an extend that was freed ended the hold")
+}
+
+/// A child has its parent's ops: one that acquired, and a release that has not begun. It frees them.
+fn child_frees(stage: &Stage) -> Result<(), Wrong> {
+    let mut acquire = stage.client().op_acquire(b"key", LONG, 0).expect("an op");
+    assert_eq!(acquire.next(), Step::Done, "it is free");
+    let other = stage.take("another", LONG);
+    let release = stage.client().op_release(b"another", &other.token.0);
+    let mut child = Child::fork(|| {
+        // SAFETY: in this process nobody drops them again.
+        unsafe { (std::ptr::read(&acquire), std::ptr::read(&release)) };
+        0
+    });
+    assert_eq!(child.end(), Ended::Left(0), "the child");
+    let held = acquire.held().expect("it has acquired");
+    let verdict = stage.client().release(b"key", &held.token.0);
+    ensure(matches!(verdict, Ok(Verdict::Ok)), "a child's free gave back what its parent had acquired")?;
+    let standing = stage.client().inspect(b"another");
+    ensure(matches!(standing, Ok(Some(_))), "a child's free did its parent's release")?;
+    drop(release);
+    let standing = stage.client().inspect(b"another");
+    ensure(matches!(standing, Ok(None)), "a release that was freed was not done")
 }
 
 /// A releaser is stopped before it rings. It rings when the next holder is long there, and somebody waits for its end.

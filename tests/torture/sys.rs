@@ -78,6 +78,16 @@ impl Child {
         self.wait(0);
     }
 
+    /// Waits for its end.
+    pub fn end(&mut self) -> Ended {
+        loop {
+            self.wait(0);
+            if let Some(ended) = self.ended {
+                return ended;
+            }
+        }
+    }
+
     fn wait(&mut self, options: i32) {
         if self.ended.is_some() {
             return;

@@ -4,8 +4,9 @@ use super::board::{Board, Count, Doing, KEYS, OFFER_GIVEN, OFFER_NONE, OFFER_SHO
 use super::plan::{Plan, TABLE, access};
 use super::random::Random;
 use super::sleep::Watch;
+use super::steps::Steps;
 use super::{chaos, sys};
-use buflock::answer::{Acquire, Answer, Await, Held, Verdict};
+use buflock::answer::{Acquire, Await, Held, Verdict};
 use buflock::client::Client;
 use buflock::error::Error;
 use buflock::hooks;
@@ -14,7 +15,6 @@ use buflock::policy::NS_PER_MS;
 use buflock::shm::clock::futex_wait;
 use buflock::shm::slot::{Attempt, Owner, State, UNIT_SHIFT};
 use buflock::shm::table::Table;
-use buflock::step::Step;
 use buflock::sys::Slept;
 use buflock::token::Token;
 use std::fmt::Display;
@@ -131,7 +131,8 @@ fn fail(board: &Board, me: usize, error: &dyn Display) {
     board.report(Wrong::Failed, [me as u64, 0, 0]);
 }
 
-fn parts(token: &Token) -> (u32, Owner) {
+/// Slot and owner word.
+pub fn parts(token: &Token) -> (u32, Owner) {
     let (high, low) = Token::parse(&token.0).expect("a token of the library's making");
     (u32::try_from(high >> 32).expect("a half"), Owner(low))
 }
@@ -176,6 +177,15 @@ impl Worker {
         self.table.clock().now()
     }
 
+    /// Whether a call is made in steps. In calm runs none is: they are about futexes.
+    fn in_steps(&self, one_in: u64) -> bool {
+        !self.calm && self.random.one_in(one_in)
+    }
+
+    fn steps(&self) -> Steps<'_> {
+        Steps { board: self.board, me: self.me, client: &self.client, table: self.table, random: &self.random }
+    }
+
     fn units(&self) -> u64 {
         self.now() >> UNIT_SHIFT
     }
@@ -197,11 +207,19 @@ impl Worker {
     }
 
     fn extend(&self, key: usize, token: &Token, ttl_ms: u32) -> Verdict {
-        self.answered(self.client.extend(&self.keys[key], &token.0, ttl_ms))
+        self.answered(if self.in_steps(4) {
+            self.steps().extend(&self.keys[key], token, ttl_ms)
+        } else {
+            self.client.extend(&self.keys[key], &token.0, ttl_ms)
+        })
     }
 
     fn release(&self, key: usize, token: &Token) -> Verdict {
-        self.answered(self.client.release(&self.keys[key], &token.0))
+        self.answered(if self.in_steps(4) {
+            self.steps().release(&self.keys[key], token)
+        } else {
+            self.client.release(&self.keys[key], &token.0)
+        })
     }
 
     fn pause(&self) {
@@ -265,7 +283,13 @@ impl Worker {
     fn await_end(&self, key: usize) {
         let wait_ms = if self.calm { CALM_MS } else { AWAIT_MS };
         let (before, called) = (self.standing(key), self.now());
-        match self.client.wait_for_end(&self.keys[key], wait_ms) {
+        let answer = if self.in_steps(2) {
+            self.steps().await_end(&self.keys[key], wait_ms)
+        } else {
+            Some(self.client.wait_for_end(&self.keys[key], wait_ms))
+        };
+        let Some(answer) = answer else { return };
+        match answer {
             Ok(Await::Busy) => {
                 self.count(Count::AwaitBusy);
                 self.check_waited(key, wait_ms, called);
@@ -316,9 +340,12 @@ impl Worker {
     fn acquire(&self, key: usize, wait_ms: u32) -> Option<Hold> {
         let ttl_ms = if self.calm { CALM_MS } else { LEASES[self.random.index(LEASES.len())] };
         let called = self.now();
-        let by_bell = !self.calm && self.random.one_in(4);
-        let ask = if by_bell { acquire_by_bell } else { Client::acquire };
-        let held = match ask(&self.client, &self.keys[key], ttl_ms, wait_ms) {
+        let answer = if self.in_steps(4) {
+            self.steps().acquire((&self.keys[key], &self.hashes[key]), ttl_ms, wait_ms)?
+        } else {
+            self.client.acquire(&self.keys[key], ttl_ms, wait_ms)
+        };
+        let held = match answer {
             Ok(Acquire::Held(held)) => held,
             Ok(Acquire::Busy(_)) => {
                 self.count(Count::Busy);
@@ -390,6 +417,9 @@ impl Worker {
         }
         if self.random.one_in(16) {
             self.extend_own(&mut hold);
+        }
+        if self.in_steps(32) {
+            self.steps().forget_extend(&self.keys[hold.key], &hold.token, 1);
         }
         match self.random.below(400) {
             0 | 1 if !self.calm => {
@@ -497,18 +527,23 @@ impl Worker {
     fn release_own(&mut self, hold: &Hold) {
         self.about_to_release(hold.key, hold.lease.least, hold.event);
         let before = self.units();
-        let verdict = self.release(hold.key, &hold.token);
+        let verdict = if self.in_steps(16) {
+            self.steps().forget_release(&self.keys[hold.key], &hold.token);
+            None
+        } else {
+            Some(self.release(hold.key, &hold.token))
+        };
         self.withdraw_offer(hold);
         match verdict {
-            Verdict::Ok if !hold.shown && before >= hold.lease.most => {
+            Some(Verdict::Ok) if !hold.shown && before >= hold.lease.most => {
                 self.report(Wrong::LateRelease, hold.key, [hold.lease.most, before]);
             }
-            Verdict::Ok => {}
+            None | Some(Verdict::Ok) => {}
             _ if self.units() < hold.lease.least => {
                 self.report(Wrong::ReleaseRefused, hold.key, [hold.owner.0, hold.lease.least]);
             }
-            Verdict::Expired => self.count(Count::ReleaseExpired),
-            Verdict::Taken => self.count(Count::ReleaseTaken),
+            Some(Verdict::Expired) => self.count(Count::ReleaseExpired),
+            Some(Verdict::Taken) => self.count(Count::ReleaseTaken),
         }
         if self.table.slots().holds(&self.hashes[hold.key], hold.slot, hold.owner) {
             self.report(Wrong::DeadTokenHolds, hold.key, [hold.owner.0, 0]);
@@ -581,27 +616,7 @@ impl Worker {
     }
 }
 
-/// Acquires as an event loop does: in steps, between which the bell or their time is waited for.
-pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -> Result<Acquire, Error> {
-    let fd = client.bell()?.bell_fd()?;
-    let mut op = client.op_acquire(key, ttl_ms, wait_ms)?;
-    loop {
-        match op.next() {
-            Step::Done { .. } => break,
-            Step::Sleep { ms } => sys::nap(u64::from(ms) * 1000),
-            Step::Bell { ms, .. } => {
-                sys::wait_for_input(fd, ms);
-                client.bell()?.bell_read(&mut [0; 8])?;
-            }
-            step => unreachable!("no step of a lock in shared memory: {step:?}"),
-        }
-    }
-    match op.finish()?? {
-        Answer::Acquire(answer) => Ok(answer),
-        other => unreachable!("an acquire answered {other:?}"),
-    }
-}
-
+/// The version after this one, with nothing offered.
 fn next_version(state: u64) -> u64 {
     (state | 3) + 1
 }
