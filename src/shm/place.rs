@@ -129,7 +129,8 @@ impl Place {
     fn missing_right(&self) -> Option<&'static str> {
         // SAFETY: an open fd and a C string; the effective user is asked about.
         let may = unsafe { libc::faccessat(self.dir.as_raw_fd(), c".".as_ptr(), libc::X_OK, libc::AT_EACCESS) } == 0;
-        (!may).then_some("search")
+        // A filter of system calls may refuse the question itself; then the first file that is opened tells.
+        (!may && errno() == libc::EACCES).then_some("search")
     }
 
     /// The directory's fd.
