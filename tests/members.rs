@@ -6,9 +6,10 @@ mod lock;
 #[path = "common/process.rs"]
 mod process;
 
-use buflock::answer::{Acquire, Holder, Verdict};
+use buflock::answer::{Acquire, Answer, Holder, Verdict};
 use buflock::client::Client;
 use buflock::shm::member::MEMBERS;
+use buflock::step::Step;
 use common::Dir;
 use lock::{busy, client, hold, number, stats};
 use process::{Child, Shared, as_user, chmod, chown, fork, in_child, may_unshare, root, sleep_forever, wait_for_all};
@@ -81,6 +82,41 @@ fn who_finds_no_record_locks_and_waits_all_the_same() {
     assert_eq!(late.release(b"late", &held.token.0).unwrap(), Verdict::Ok);
     waiter.join();
     assert_eq!(number(&watcher, "members"), MEMBERS as u64);
+}
+
+#[test]
+fn who_finds_no_record_waits_in_steps_all_the_same() {
+    let dir = Dir::new("steps");
+    let url = dir.url("t");
+    let watcher = client(&url);
+    let crowd = Crowd::new(&url, MEMBERS - 1);
+    let last = client(&url);
+    let held = hold(&last, "k", 600_000);
+    assert_eq!(number(&watcher, "members"), MEMBERS as u64);
+    // One more: the bell that it has nobody can ring.
+    let state = Shared::new();
+    let waiter = fork(|| {
+        let waiter = client(&url);
+        waiter.bell().and_then(|bell| bell.bell_fd()).unwrap();
+        let mut op = waiter.op_acquire(b"k", 1000, 20_000).unwrap();
+        let mut steps = 0;
+        while let step @ (Step::Sleep { .. } | Step::Bell { .. }) = op.next() {
+            let Step::Sleep { ms } = step else { panic!("{step:?}, of a bell that cannot be rung") };
+            assert!((1..=500).contains(&ms), "{ms}");
+            steps += 1;
+            state.set(0, steps);
+            std::thread::sleep(Duration::from_millis(ms.into()));
+        }
+        let answer = op.finish().unwrap();
+        assert!(matches!(answer, Ok(Answer::Acquire(Acquire::Held(_)))), "{answer:?}");
+        assert_eq!((number(&waiter, "bell_sleeps"), number(&waiter, "bell_waits")), (steps, 0));
+        assert!(stats(&waiter).contains("its bells are sleeps"), "{}", stats(&waiter));
+    });
+    waiter.wait_for(&state, 0, 3);
+    assert_eq!(last.release(b"k", &held.token.0).unwrap(), Verdict::Ok);
+    waiter.join();
+    assert_eq!(number(&watcher, "members"), MEMBERS as u64);
+    drop(crowd);
 }
 
 #[test]
