@@ -1,10 +1,9 @@
 /* Under a filter of system calls: what is refused is done without, or said. Each filter is on in a child of its own. */
-#include "check.h"
+#include "ways.h"
 #include <dirent.h>
 #include <linux/filter.h>
 #include <linux/futex.h>
 #include <linux/seccomp.h>
-#include <poll.h>
 #include <sched.h>
 #include <stddef.h>
 #include <sys/mman.h>
@@ -79,46 +78,6 @@ static double cpu_seconds(void) {
          (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
-/* The ways to wait for "k": each answers a status, and an acquire writes its token. */
-static int by_acquire(buflock_t *lock, unsigned wait_ms, char *token) { return acquire(lock, "k", 60000, wait_ms, token); }
-
-static int by_await(buflock_t *lock, unsigned wait_ms, char *token) {
-  int answer = buflock_await(lock, "k", 1, wait_ms);
-  return answer ? answer : acquire(lock, "k", 60000, 0, token);
-}
-
-static int by_run(buflock_t *lock, unsigned wait_ms, char *token) {
-  buflock_op *op;
-  int answer;
-  CHECK(buflock_op_acquire(lock, "k", 1, 60000, wait_ms, &op) == BUFLOCK_OK);
-  while ((answer = buflock_op_run(op, 1000)) == BUFLOCK_INTERRUPTED) {
-  }
-  CHECK(answer == BUFLOCK_OK);
-  answer = buflock_op_finish(op, token, NULL);
-  buflock_op_free(op);
-  return answer;
-}
-
-static int by_bell(buflock_t *lock, unsigned wait_ms, char *token) {
-  buflock_op *op;
-  buflock_step step = {.size = sizeof step};
-  int fd;
-  CHECK(buflock_bell_fd(lock, &fd) == BUFLOCK_OK);
-  CHECK(buflock_op_acquire(lock, "k", 1, 60000, wait_ms, &op) == BUFLOCK_OK);
-  while (buflock_op_next(op, &step) == BUFLOCK_OK && step.kind != BUFLOCK_STEP_DONE) {
-    struct pollfd entry = {fd, POLLIN, 0};
-    uint32_t ids[4];
-    size_t told;
-    CHECK(step.kind == BUFLOCK_STEP_BELL);
-    poll(&entry, 1, (int)step.ms);
-    CHECK(buflock_bell_read(lock, ids, 4, &told) == BUFLOCK_OK);
-  }
-  int answer = buflock_op_finish(op, token, NULL);
-  buflock_op_free(op);
-  return answer;
-}
-
-typedef int way(buflock_t *, unsigned, char *);
 static way *const WAYS[] = {by_acquire, by_await, by_run, by_bell};
 
 /* How long after its release a waiter has the lock. It is released 110 ms after the wait began: who looks every 50 ms
