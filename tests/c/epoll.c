@@ -60,6 +60,7 @@ static double stopped(void) {
 struct waiting {
   buflock_op *op; /* NULL: it is over, and perhaps holds */
   int key, holds, newer; /* newer: a later holder was there before */
+  unsigned wait_ms;
   uint32_t id;
   double next_look, deadline, stopped;
   uint64_t end;
@@ -71,7 +72,8 @@ static void begin(buflock_t *lock, struct waiting *wait) {
   memset(wait, 0, sizeof *wait);
   wait->key = (int)dice(KEYS);
   name_key(name, wait->key);
-  CHECK(buflock_op_acquire(lock, name, strlen(name), TTL_MS, WAIT_MS, &wait->op) == BUFLOCK_OK);
+  wait->wait_ms = dice(2) ? WAIT_MS : 1 + dice(WAIT_MS / 3); /* some end without the lock */
+  CHECK(buflock_op_acquire(lock, name, strlen(name), TTL_MS, wait->wait_ms, &wait->op) == BUFLOCK_OK);
   wait->stopped = stopped();
 }
 
@@ -113,7 +115,7 @@ static int look(buflock_t *lock, struct waiting *wait) {
   if (fate == 0) buflock_op_cancel(wait->op), __atomic_add_fetch(&shared->cancelled, 1, __ATOMIC_SEQ_CST);
   uint64_t asked = now_us();
   CHECK(buflock_op_next(wait->op, &step) == BUFLOCK_OK);
-  if (!wait->deadline) wait->deadline = seconds() + WAIT_MS / 1000.0; /* it began with the first question */
+  if (!wait->deadline) wait->deadline = seconds() + wait->wait_ms / 1000.0; /* it began with the first question */
   CHECK(seconds() < wait->deadline + slack + stopped() - wait->stopped);
   if (step.kind != BUFLOCK_STEP_DONE) {
     CHECK((step.kind == BUFLOCK_STEP_BELL && step.id) || step.kind == BUFLOCK_STEP_SLEEP);
