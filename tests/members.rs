@@ -8,6 +8,7 @@ mod process;
 
 use buflock::answer::{Acquire, Answer, Holder, Verdict};
 use buflock::client::Client;
+use buflock::shm::Shm;
 use buflock::shm::member::MEMBERS;
 use buflock::step::Step;
 use common::Dir;
@@ -97,7 +98,7 @@ fn who_finds_no_record_waits_in_steps_all_the_same() {
     let state = Shared::new();
     let waiter = fork(|| {
         let waiter = client(&url);
-        waiter.bell().and_then(|bell| bell.bell_fd()).unwrap();
+        waiter.bell().and_then(Shm::bell_fd).unwrap();
         let mut op = waiter.op_acquire(b"k", 1000, 20_000).unwrap();
         let mut steps = 0;
         while let step @ (Step::Sleep { .. } | Step::Bell { .. }) = op.next() {

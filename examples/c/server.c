@@ -44,7 +44,7 @@ static struct request {
   char name[NAME], token[BUFLOCK_TOKEN_SIZE];
 } requests[REQUESTS];
 static buflock_t *lock;
-static int loop, listener, bell;
+static int loop, listener, bell, builds;
 
 static void fail(const char *what, const char *why) {
   fprintf(stderr, "%s: %s\n", what, why);
@@ -118,7 +118,7 @@ static void built(struct request *request) {
   char key[32], text[128];
   close(request->timer);
   request->timer = -1;
-  snprintf(text, sizeof text, "page %s, built by process %d\n", request->name, (int)getpid());
+  snprintf(text, sizeof text, "page %s, build %d of process %d\n", request->name, ++builds, (int)getpid());
   size_t size = key_of(request, key);
   if (buflock_extend(lock, key, size, request->token, LEASE_MS) == BUFLOCK_OK) { /* it is ours, for long enough */
     put_into_cache(request, text);
