@@ -7,10 +7,10 @@
 
 use crate::answer::{Acquire, Answer, Await, Busy, Held, Verdict};
 use crate::error::{ArgumentFault, Error};
+use crate::hooks::{Mutant, mutant};
 use crate::redis::machine::{Machine as RedisMachine, Want as RedisWant};
 use crate::redis::wire::Reply;
 use crate::redis::{Link, Redis, Server, drive, put_back};
-use crate::hooks::{Mutant, mutant};
 use crate::shm::Shm;
 use crate::shm::machine::{Look, Machine, Want};
 use crate::step::Step;

@@ -34,7 +34,7 @@ pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -
     let mut op = client.op_acquire(key, ttl_ms, wait_ms)?;
     loop {
         match op.next() {
-            Step::Done => return op.finish()?.map(acquired),
+            Step::Done { .. } => return op.finish()?.map(acquired),
             step => pause(client, fd, step)?,
         }
     }
@@ -43,12 +43,13 @@ pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -
 /// Waits as a step says.
 fn pause(client: &Client, fd: i32, step: Step) -> Result<(), Error> {
     match step {
-        Step::Done => {}
+        Step::Done { .. } => {}
         Step::Sleep { ms } => sys::nap(u64::from(ms) * 1000),
         Step::Bell { ms, .. } => {
             sys::wait_for_input(fd, ms);
             client.bell()?.bell_read(&mut [0; 8])?;
         }
+        step => unreachable!("no step of a lock in shared memory: {step:?}"),
     }
     Ok(())
 }
@@ -150,11 +151,11 @@ impl Steps<'_> {
         let mut end = None;
         loop {
             let asked = self.now();
-            if by_run && op.run(self.random.below(5) * NS_PER_MS) == Run::Interrupted {
+            if by_run && op.run(self.random.below(5) * NS_PER_MS)? == Run::Interrupted {
                 // Its pause was in there.
             } else {
                 let step = op.next();
-                if step == Step::Done {
+                if matches!(step, Step::Done { .. }) {
                     return Ok(true);
                 }
                 // Its wait began with the first question. The clock is read around it, so a process that stood still
@@ -178,7 +179,7 @@ impl Steps<'_> {
     }
 
     fn check_cancelled(&self, op: &mut Op, is_right: impl FnOnce(Answer) -> bool) {
-        let done = op.next() == Step::Done;
+        let done = matches!(op.next(), Step::Done { .. });
         if !(done && op.finish().is_ok_and(|answer| answer.is_ok_and(is_right))) {
             self.board.report(Wrong::OpNotCancelled, [u64::from(done), 0, 0]);
         }
