@@ -12,6 +12,7 @@ use std::process::Command;
 
 const README: &str = include_str!("../README.md");
 const OPERATIONS: &str = include_str!("../docs/operations.md");
+const REDIS: &str = include_str!("../docs/redis.md");
 const PROTOCOL: &str = include_str!("../docs/protocol.md");
 
 /// The text from the heading `heading` to the next one of its rank or higher.
@@ -192,7 +193,8 @@ fn every_planted_bug_is_explained() {
 
 #[test]
 fn links_lead_somewhere() {
-    for (page, text) in [("README.md", README), ("docs/operations.md", OPERATIONS), ("docs/protocol.md", PROTOCOL)] {
+    let docs = [("docs/operations.md", OPERATIONS), ("docs/protocol.md", PROTOCOL), ("docs/redis.md", REDIS)];
+    for (page, text) in [("README.md", README)].into_iter().chain(docs) {
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
             if link.contains("://") {
                 continue;
