@@ -330,6 +330,7 @@ pub enum Address {
 pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFault> {
     let (front, query) = url.split_once('?').unwrap_or((url, ""));
     let target = target(front, settings)?;
+    let mut given = Vec::new();
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let Some((name, value)) = parameter.split_once('=') else {
             return Err(ConfigFault::Parameter); // it may be what is behind a & in a password
@@ -337,6 +338,10 @@ pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFau
         let name = decode(name).and_then(|name| String::from_utf8(name).ok());
         let name = name.ok_or(ConfigFault::Escape("parameter name"))?;
         settings.set(&name, &decode(value).ok_or(ConfigFault::Escape("parameter value"))?)?;
+        if given.contains(&name) {
+            return Err(ConfigFault::Twice(name));
+        }
+        given.push(name);
     }
     Ok(target)
 }
@@ -487,6 +492,7 @@ mod tests {
             ("shm:x?tll=5", "did you mean \"ttl\"?"),
             ("shm:x?passwrd=geheim", "did you mean \"password\"?"),
             ("shm:x?ttl=%zz", "has a % without"),
+            ("shm:x?ttl=1&size=64k&ttl=2", "the URL says option ttl twice"),
             ("shm:x?ttl=%5", "has a % without"),
             ("redis://u:geheim@", "the URL's server cannot be read"),
             ("redis://u:geh/eim@h", "the URL's server cannot be read"),

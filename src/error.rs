@@ -167,6 +167,8 @@ pub enum ConfigFault {
         /// What it may be.
         want: &'static str,
     },
+    /// An option that the URL says twice.
+    Twice(String),
     /// A query parameter without `=`.
     Parameter,
     /// A `%` without two hex digits behind it.
@@ -358,6 +360,7 @@ impl fmt::Display for ConfigFault {
                 write!(f, "option {option} is \"{value}\": it must be {want}")
             }
             Self::Value { option, value: None, want } => write!(f, "option {option} must be {want}"),
+            Self::Twice(option) => write!(f, "the URL says option {option} twice: say it once"),
             Self::Parameter => f.write_str("a URL parameter has no value: write NAME=VALUE, and & in a value as %26"),
             Self::Escape(place) => write!(f, "the URL's {place} has a % without two hex digits behind it"),
         }

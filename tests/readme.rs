@@ -113,6 +113,7 @@ fn errors() -> Vec<Error> {
             C::Unknown { option: name(), nearest: "OTHER" },
             C::Value { option: "NAME", value: Some("VALUE".to_owned()), want: "WANT" },
             C::Value { option: "NAME", value: None, want: "WANT" },
+            C::Twice("NAME".to_owned()),
             C::Parameter,
             C::Escape("PLACE"),
         ]
@@ -238,7 +239,8 @@ fn the_rust_example_runs() {
     let own = include_str!("readme.rs");
     let body = own.split("// README: begin\n").nth(1).unwrap().split("    // README: end").next().unwrap();
     let body: String = body.lines().map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or(line))).collect();
-    let first = "let lock = Client::new(\"shm:pages\", Settings::default())?;\n";
+    let first = "use buflock::{answer::Acquire, client::Client, config::Settings};\n\n\
+                 let lock = Client::new(\"shm:pages\", Settings::default())?;\n";
     assert_eq!(blocks(README, "rust"), [format!("{first}{body}")]);
 }
 
