@@ -16,8 +16,12 @@ STRICT := -Wall -Wextra -Wpedantic -Werror
 
 # command:Debian package. gcc is needed for everything in C, the others only by tests.
 TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
-           unshare:util-linux mount:mount redis-server:redis-server
-MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t)))))
+           unshare:util-linux mount:mount redis-server:redis-server perl:perl
+# Perl module:Debian package. For a peer that shares locks in Redis with buflock.
+MODULES := Redis:libredis-perl Redis.Fast:libredis-fast-perl
+MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t))))) \
+           $(foreach m,$(MODULES),$(if $(shell perl -M$(subst .,::,$(firstword $(subst :, ,$(m)))) -e 'print 1' 2>&-),,\
+           $(lastword $(subst :, ,$(m)))))
 
 .PHONY: all deps lib hooks demo demo-redis test test-rust test-c test-model test-loom test-torture test-install check bench \
         model loom torture install clean
