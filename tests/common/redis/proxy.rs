@@ -33,6 +33,8 @@ pub enum Fault {
     Instead(Vec<u8>),
     /// Something more comes with it.
     Surplus(Vec<u8>),
+    /// Something more comes so much later.
+    Later(Duration, Vec<u8>),
 }
 
 /// What is to happen, and when.
@@ -309,6 +311,11 @@ impl Shared {
                     }
                     Some(Fault::Instead(other)) => client.write_all(&other)?,
                     Some(Fault::Surplus(more)) => client.write_all(&[bytes, more].concat())?,
+                    Some(Fault::Later(time, more)) => {
+                        client.write_all(&bytes)?;
+                        sleep(time, &self.hub.closing);
+                        client.write_all(&more)?;
+                    }
                     Some(Fault::LoseRequest | Fault::CutRequest(_)) | None => client.write_all(&bytes)?,
                 }
             }
