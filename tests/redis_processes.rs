@@ -1,0 +1,417 @@
+//! Processes and signals: forked handles, one breaker for a family, and calls that no signal ends.
+
+mod common;
+#[path = "common/process.rs"]
+mod process;
+#[path = "common/redis/mod.rs"]
+mod redis;
+
+use buflock::answer::{Acquire, Answer, Verdict};
+use buflock::client::Client;
+use buflock::op::Run;
+use process::{Child, Shared, fork, in_child, sleep_forever, wait_for_all};
+use redis::{
+    BUDGET, BUSY, Fake, OK, SLACK, Server, UNAVAILABLE, client, failed, held, hold, ms, number, pair, release, stored,
+    timed, until, verdict,
+};
+use std::io;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const LEASE: u32 = 20_000;
+
+// Forks.
+
+#[test]
+fn children_share_a_used_handle() {
+    const CHILDREN: usize = 8;
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    pair(&client, "first");
+    let theirs = hold(&client, "theirs", LEASE);
+    let done = Shared::new();
+    let pairs = |name: &str| {
+        for round in 0..1000 {
+            pair(&client, name);
+            if round % 100 == 0 {
+                assert_eq!(number(&client.acquire(b"theirs", LEASE, 0)), BUSY);
+            }
+        }
+    };
+    let children: Vec<_> = (0..CHILDREN)
+        .map(|number| {
+            fork(|| {
+                pairs(&format!("child {number}"));
+                done[0].fetch_add(1, SeqCst);
+            })
+        })
+        .collect();
+    pairs("parent");
+    wait_for_all(&children, &done, 0, CHILDREN as u64);
+    children.into_iter().for_each(Child::join);
+    release(&client, "theirs", &theirs);
+    assert!(server.is_empty());
+    until("the children's connections are closed", || server.clients() <= 2);
+}
+
+#[test]
+fn a_child_that_ends_releases_nothing() {
+    let Some(server) = Server::start(&[]) else { return };
+    let parents = client(&server.url(""));
+    let held = hold(&parents, "k", LEASE);
+    let mut op = parents.op_acquire(b"op", LEASE, 0).unwrap();
+    while op.run(u64::MAX) != Run::Done {}
+    let waiting = parents.op_acquire(b"k", LEASE, 5000).unwrap();
+    in_child(|| {
+        drop(op);
+        drop(waiting);
+        drop(parents);
+    });
+    assert_eq!(server.get(&stored("k")).unwrap(), held.token.0);
+    assert!(server.get(&stored("op")).is_some());
+    assert_eq!(server.clients(), 1, "and the parent's connection is still open");
+}
+
+#[test]
+fn one_lock_excludes_all_processes() {
+    const CHILDREN: usize = 6;
+    const ROUNDS: u64 = 60;
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url("timeout=25"));
+    pair(&client, "k");
+    let shared = Shared::new();
+    let children: Vec<_> = (0..CHILDREN)
+        .map(|_| {
+            fork(|| {
+                for _ in 0..ROUNDS {
+                    let held = held(client.acquire(b"k", LEASE, 20_000));
+                    assert_eq!(shared[0].fetch_add(1, SeqCst), 0, "two holders");
+                    let count = shared[1].load(SeqCst);
+                    std::thread::yield_now();
+                    shared.set(1, count + 1);
+                    shared[0].fetch_sub(1, SeqCst);
+                    release(&client, "k", &held);
+                }
+            })
+        })
+        .collect();
+    children.into_iter().for_each(Child::join);
+    assert_eq!(shared[1].load(SeqCst), CHILDREN as u64 * ROUNDS);
+}
+
+#[test]
+fn a_killed_holder_is_taken_over_when_its_lease_ends() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    pair(&client, "k");
+    let shared = Shared::new();
+    let child = fork(|| {
+        hold(&client, "k", 400);
+        shared.set(0, 1);
+        sleep_forever();
+    });
+    child.wait_for(&shared, 0, 1);
+    child.kill();
+    let left = Duration::from_millis(server.pttl(&stored("k")).try_into().unwrap());
+    let (answer, took) = timed(|| client.acquire(b"k", LEASE, 5000));
+    held(answer);
+    assert!(took + ms(5) >= left && took <= left + SLACK, "{took:?}, and {left:?} were left");
+}
+
+#[test]
+fn a_killed_waiter_delays_nobody() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    let held = hold(&client, "k", LEASE);
+    let shared = Shared::new();
+    let children: Vec<_> = (0..3)
+        .map(|_| {
+            fork(|| {
+                shared[0].fetch_add(1, SeqCst);
+                redis::held(client.acquire(b"k", LEASE, 20_000));
+            })
+        })
+        .collect();
+    wait_for_all(&children, &shared, 0, 3);
+    sleep(ms(100));
+    children.into_iter().for_each(Child::kill);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| timed(|| client.acquire(b"k", LEASE, 5000)));
+        sleep(ms(100));
+        release(&client, "k", &held);
+        let (answer, took) = waits.join().unwrap();
+        redis::held(answer);
+        assert!(took < ms(800), "{took:?}"); // at worst a slice of its wait
+    });
+}
+
+// The breaker of a family.
+
+const WORDS: usize = 60;
+
+/// When calls were tried, in ms since `begin`.
+struct Tries {
+    shared: Shared,
+    begin: Instant,
+}
+
+impl Tries {
+    /// Calls again and again until `end`, and notes when that was not refused at once.
+    fn call(&self, client: &Client, end: Duration) {
+        while self.begin.elapsed() < end {
+            let at = self.begin.elapsed();
+            let (answer, took) = timed(|| client.acquire(b"k", LEASE, 0));
+            match number(&answer) {
+                UNAVAILABLE => assert!(took < SLACK, "refused after {took:?}"),
+                _ => {
+                    assert!(took <= BUDGET + 2 * SLACK, "{took:?}");
+                    let next = usize::try_from(self.shared[0].fetch_add(1, SeqCst)).unwrap();
+                    assert!(next < WORDS, "too many tries");
+                    self.shared.set(1 + next, u64::try_from(at.as_millis()).unwrap());
+                }
+            }
+            sleep(ms(5));
+        }
+    }
+
+    fn times(&self) -> Vec<u64> {
+        let count = usize::try_from(self.shared[0].load(SeqCst)).unwrap();
+        let mut times: Vec<_> = (0..count).map(|next| self.shared[1 + next].load(SeqCst)).collect();
+        times.sort_unstable();
+        times
+    }
+}
+
+#[test]
+fn one_process_probes_for_all() {
+    let fake = Fake::new(|_| Vec::new());
+    let client = client(&fake.url(""));
+    let tries = Tries { shared: Shared::new(), begin: Instant::now() };
+    let end = Duration::from_secs(6);
+    let children: Vec<_> = (0..8).map(|_| fork(|| tries.call(&client, end))).collect();
+    children.into_iter().for_each(Child::join);
+    let times = tries.times();
+    let (first, probes) = times.split_at(times.partition_point(|at| *at < 700));
+    assert!(first.len() >= 3 && first.len() <= 16, "{times:?}"); // all of them may be under way when it opens
+    // Open for 1 s after the third failure at about 0.5 s, then a probe of 0.5 s, then for 2 s.
+    assert!((1..=3).contains(&probes.len()), "{times:?}");
+    assert!(probes.windows(2).all(|pair| pair[1] - pair[0] > 1500), "{times:?}");
+    assert!(fake.connections() <= 3 * times.len(), "{} connections", fake.connections());
+}
+
+/// A server that is silent until it is told to answer.
+fn mute() -> (Fake, Arc<AtomicBool>) {
+    let speaks = Arc::new(AtomicBool::new(false));
+    let told = speaks.clone();
+    let fake = Fake::new(move |words| match words[0].as_str() {
+        _ if !told.load(SeqCst) => Vec::new(),
+        "SET" => b"+OK\r\n".to_vec(),
+        _ => b":1\r\n".to_vec(),
+    });
+    (fake, speaks)
+}
+
+#[test]
+fn a_killed_prober_does_not_keep_it_open() {
+    let (fake, speaks) = mute();
+    let client = client(&fake.url(""));
+    for _ in 0..3 {
+        assert_ne!(number(&client.acquire(b"k", LEASE, 0)), UNAVAILABLE);
+    }
+    failed(client.acquire(b"k", LEASE, 0), UNAVAILABLE);
+    let shared = Shared::new();
+    let prober = fork(|| {
+        loop {
+            shared.set(0, u64::from(number(&client.acquire(b"k", LEASE, 0)) != UNAVAILABLE) + 1);
+            sleep(ms(2));
+        }
+    });
+    prober.wait_for(&shared, 0, 1);
+    let connections = fake.connections();
+    until("it probes", || fake.connections() > connections);
+    sleep(ms(50)); // it waits for an answer
+    assert_eq!(shared[0].load(SeqCst), 1);
+    prober.kill();
+    speaks.store(true, SeqCst);
+    let begin = Instant::now();
+    while number(&client.acquire(b"k", LEASE, 0)) == UNAVAILABLE {
+        assert!(begin.elapsed() < Duration::from_secs(5), "still open");
+        sleep(ms(5));
+    }
+    assert_eq!(number(&client.acquire(b"k", LEASE, 0)), OK);
+}
+
+#[test]
+fn what_one_process_learns_all_know() {
+    let (fake, speaks) = mute();
+    let client = client(&fake.url(""));
+    in_child(|| {
+        for _ in 0..3 {
+            assert_ne!(number(&client.acquire(b"k", LEASE, 0)), UNAVAILABLE);
+        }
+    });
+    failed(client.acquire(b"k", LEASE, 0), UNAVAILABLE);
+    in_child(|| drop(failed(client.acquire(b"k", LEASE, 0), UNAVAILABLE)));
+    speaks.store(true, SeqCst);
+    sleep(ms(1300));
+    in_child(|| assert_eq!(number(&client.acquire(b"k", LEASE, 0)), OK));
+    assert_eq!(number(&client.acquire(b"k", LEASE, 0)), OK);
+}
+
+// Signals.
+
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn tick(_: libc::c_int) {
+    // In place of the alarm of children, which has the same signal.
+    if TICKS.fetch_add(1, SeqCst) > 60_000 {
+        // SAFETY: made for signal handlers.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// Signals that end system calls, as often as this.
+fn storm(every: Duration) {
+    // SAFETY: zero is a value of this plain struct: no SA_RESTART, and no signal blocked meanwhile.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = tick as *const () as usize;
+    let every = libc::timeval { tv_sec: 0, tv_usec: every.subsec_micros().into() };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: structs to read; called in children only.
+    let answers = unsafe {
+        [
+            libc::sigaction(libc::SIGALRM, &raw const action, null_mut()),
+            libc::setitimer(0, &raw const timer, null_mut()),
+        ]
+    };
+    assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
+}
+
+fn ticks() -> u64 {
+    TICKS.load(SeqCst)
+}
+
+#[test]
+fn no_call_fails_for_a_signal() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    in_child(|| {
+        storm(Duration::from_micros(300));
+        for _ in 0..3000 {
+            pair(&client, "k");
+        }
+        assert!(ticks() > 100, "{} signals", ticks());
+    });
+    assert!(server.is_empty());
+}
+
+#[test]
+fn no_wait_ends_for_a_signal() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    let other = redis::client(&server.url(""));
+    let held = hold(&other, "k", LEASE);
+    let shared = Shared::new();
+    let child = fork(|| {
+        storm(ms(1));
+        let (answer, took) = timed(|| client.acquire(b"k", LEASE, 300));
+        assert!(number(&answer) == BUSY && took >= ms(300) && took < ms(300) + SLACK, "{answer:?} after {took:?}");
+        shared.set(0, 1);
+        release(&client, "k", &redis::held(client.acquire(b"k", LEASE, 5000)));
+        assert!(ticks() > 100, "{} signals", ticks());
+    });
+    child.wait_for(&shared, 0, 1);
+    sleep(ms(200));
+    release(&other, "k", &held);
+    child.join();
+}
+
+#[test]
+fn a_stopped_server_is_given_up_in_time_under_signals() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url("breaker=off"));
+    pair(&client, "k");
+    server.pause();
+    in_child(|| {
+        storm(ms(1));
+        for _ in 0..3 {
+            let (answer, took) = timed(|| client.acquire(b"k", LEASE, 0));
+            assert!(number(&answer) < 0 && took <= BUDGET + SLACK, "{answer:?} after {took:?}");
+        }
+    });
+}
+
+#[test]
+fn a_run_that_is_interrupted_loses_nothing() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    let other = redis::client(&server.url(""));
+    let shared = Shared::new();
+    let child = fork(|| {
+        storm(ms(1));
+        let (mut interruptions, mut round) = (0, 0);
+        while interruptions < 1000 {
+            round += 1;
+            shared.set(0, round); // now the other takes it for a while
+            shared.wait(1, round);
+            let mut op = client.op_acquire(b"k", LEASE, 10_000).unwrap();
+            while op.run(u64::MAX) == Run::Interrupted {
+                interruptions += 1;
+            }
+            let held = match op.finish().unwrap() {
+                Ok(Answer::Acquire(Acquire::Held(held))) => held,
+                other => panic!("{other:?}"),
+            };
+            let mut op = client.op_release(b"k", &held.token.0);
+            while op.run(u64::MAX) == Run::Interrupted {
+                interruptions += 1;
+            }
+            assert!(matches!(op.finish().unwrap(), Ok(Answer::Verdict(Verdict::Ok))));
+        }
+        shared.set(2, 1);
+    });
+    let mut round = 0;
+    while shared[2].load(SeqCst) == 0 {
+        round += 1;
+        while shared[0].load(SeqCst) < round && shared[2].load(SeqCst) == 0 {
+            sleep(ms(1));
+        }
+        let held = hold(&other, "k", LEASE);
+        shared.set(1, round);
+        sleep(ms(100));
+        release(&other, "k", &held);
+    }
+    child.join();
+    assert!(server.get(&stored("k")).is_none());
+}
+
+#[test]
+fn an_op_that_is_dropped_or_cancelled_gives_its_lock_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    let client = client(&server.url(""));
+    for cancel in [false, true] {
+        for fetched in [false, true] {
+            let mut op = client.op_acquire(b"k", LEASE, 0).unwrap();
+            while op.run(u64::MAX) != Run::Done {}
+            assert!(server.get(&stored("k")).is_some());
+            if fetched {
+                op.finish().unwrap().unwrap();
+            }
+            if cancel {
+                op.cancel();
+            }
+            drop(op);
+            pair(&client, "another"); // what is to be given back goes along with the next call
+            assert_eq!(server.get(&stored("k")).is_some(), fetched);
+            let _ = client.end_any(b"k");
+        }
+    }
+    let held = hold(&client, "k", LEASE);
+    drop(client.op_release(b"k", &held.token.0));
+    pair(&client, "another");
+    assert!(server.get(&stored("k")).is_none(), "a release that is dropped is done all the same");
+    verdict(client.release(b"k", &held.token.0), Verdict::Expired);
+}
