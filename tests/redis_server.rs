@@ -9,6 +9,7 @@ mod redis;
 use buflock::answer::{Acquire, Await, Verdict};
 use buflock::client::Client;
 use buflock::policy::DEFAULT;
+use common::Dir;
 use redis::{
     BUSY, EXPIRED, REFUSED, Raw, Reply, SLACK, Server, TAKEN, UNAVAILABLE, UNCERTAIN, client, failed, held, hold, ms,
     number, pair, release, stored, stored_in, timed, until, verdict, within,
@@ -34,7 +35,7 @@ fn start_with(args: &[&str], options: &str) -> Option<(Server, Client)> {
 fn is_untouched(server: &Server, key: &str, value: &[u8], ttl_ms: i64) {
     assert_eq!(server.get(&stored(key)).as_deref(), Some(value));
     let left = server.pttl(&stored(key));
-    assert!((ttl_ms - 3000..=ttl_ms).contains(&left), "{left} of {ttl_ms} ms are left");
+    assert!((ttl_ms - 8000..=ttl_ms).contains(&left), "{left} of {ttl_ms} ms are left");
 }
 
 fn expect_busy(client: &Client, key: &str) -> buflock::answer::Busy {
@@ -453,6 +454,7 @@ fn a_server_busy_with_a_script() {
     let held = hold(&client, "held", LEASE);
     let mut script = server.raw();
     script.send(&["EVAL", "while true do end", "0"]);
+    sleep(ms(20));
     let answer = within(ms(550), || client.acquire(b"k", LEASE, 0));
     assert!([UNCERTAIN, REFUSED].contains(&number(&answer)), "{answer:?}"); // it is silent at first
     sleep(ms(200));
@@ -478,12 +480,11 @@ fn a_server_without_memory() {
 
 #[test]
 fn a_server_that_cannot_save() {
-    let Some((server, client)) = start() else { return };
+    let dir = Dir::new("gone");
+    let args = ["--dir", dir.path().to_str().unwrap()];
+    let Some((server, client)) = start_with(&args, "breaker=off") else { return };
     let held = hold(&client, "held", LEASE);
-    let dir = server.dir().path().join("gone");
-    std::fs::create_dir(&dir).unwrap();
-    server.tell(&format!("CONFIG SET dir {}", dir.display()));
-    std::fs::remove_dir(&dir).unwrap();
+    drop(dir);
     server.ask(&["CONFIG", "SET", "save", "3600 1"]).ok();
     server.tell("BGSAVE");
     until("it fails", || server.ask(&["INFO", "persistence"]).text().contains("rdb_last_bgsave_status:err"));
@@ -522,7 +523,8 @@ fn a_server_that_is_full() {
     server.tell(&format!("CONFIG SET maxclients {}", server.info("connected_clients")));
     for _ in 0..3 {
         let answer = within(ms(300), || client.acquire(b"k", LEASE, 0));
-        assert!([redis::UNREACHABLE, REFUSED].contains(&number(&answer)), "{answer:?}");
+        // It is uncertain where the reason was cut off once: that looks like a lost reply.
+        assert!([redis::UNREACHABLE, UNCERTAIN, REFUSED].contains(&number(&answer)), "{answer:?}");
         let text = answer.unwrap_err().to_string();
         assert!(text.contains("max number of clients reached"), "{text}");
     }
@@ -630,7 +632,8 @@ fn a_right_that_is_missing() {
         for _ in 0..5 {
             // That is no failure of the server's: the breaker stays closed.
             let text = failed(client.acquire(b"k", LEASE, 0), REFUSED);
-            assert!(text.contains("NOPERM") || text.contains("permission"), "{text}");
+            let says_so = ["NOPERM", "permission", "can't run this command"].iter().any(|part| text.contains(part));
+            assert!(says_so, "{text}");
             assert!(!text.contains("p@ss") && !text.contains("p%40ss"), "{text}");
         }
     }
@@ -642,10 +645,11 @@ fn passwords() {
     server.tell("CONFIG SET requirepass hush-hush");
     let wrong = client(&server.url("breaker=off&password=sesame"));
     let unknown = client(&server.url("breaker=off&user=eve&password=sesame"));
-    for (client, word) in [(&nobody, "NOAUTH"), (&wrong, "WRONGPASS"), (&unknown, "WRONGPASS")] {
+    for (client, word) in [(&nobody, "auth"), (&wrong, "WRONGPASS"), (&unknown, "WRONGPASS")] {
         for _ in 0..3 {
             let text = failed(within(SLACK, || client.acquire(b"k", LEASE, 0)), REFUSED);
-            assert!(text.contains(word) && !text.contains("sesame"), "{text}");
+            let says_so = text.to_lowercase().contains(&word.to_lowercase());
+            assert!(says_so && !text.contains("sesame"), "{text}");
         }
     }
     pair(&client(&server.url("password=hush-hush")), "k");
@@ -666,7 +670,9 @@ fn a_password_that_is_changed() {
         server.tell(&format!("CONFIG SET requirepass {password}"));
         server.tell("CLIENT KILL TYPE normal SKIPME yes");
         write("stale");
-        let text = failed(client.acquire(b"k", LEASE, 0), REFUSED);
+        let answer = client.acquire(b"k", LEASE, 0);
+        assert!([UNCERTAIN, REFUSED].contains(&number(&answer)), "{answer:?}"); // a connection was closed, too
+        let text = answer.unwrap_err().to_string();
         assert!(text.contains("WRONGPASS") && !text.contains("stale"), "{text}");
         write(password);
         pair(&client, "k");

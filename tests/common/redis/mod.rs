@@ -13,7 +13,7 @@ pub use server::{Server, url};
 use buflock::answer::{Acquire, Await, Held, Verdict};
 use buflock::client::Client;
 use buflock::config::Settings;
-use buflock::error::Error;
+use buflock::error::{Error, ServerFault};
 use md5::{Digest, Md5};
 use std::time::{Duration, Instant};
 
@@ -43,15 +43,14 @@ pub const BUDGET: Duration = Duration::from_millis(500);
 
 /// The number of an error.
 pub fn status(error: &Error) -> i32 {
-    let text = format!("{error:?}");
-    match text.split(|char: char| !char.is_ascii_alphanumeric()).next().unwrap_or_default() {
-        "Argument" => -1,
-        "Config" => CONFIG,
-        "Unreachable" => UNREACHABLE,
-        "Uncertain" => UNCERTAIN,
-        "Refused" => REFUSED,
-        "Unavailable" => UNAVAILABLE,
-        other => panic!("an error {other}: {error}"),
+    match error {
+        Error::Argument(_) => -1,
+        Error::Config(_) => CONFIG,
+        Error::Server { fault: ServerFault::Unreachable, .. } => UNREACHABLE,
+        Error::Server { fault: ServerFault::Uncertain(_), .. } => UNCERTAIN,
+        Error::Server { fault: ServerFault::Refused, .. } => REFUSED,
+        Error::Server { fault: ServerFault::Unavailable, .. } => UNAVAILABLE,
+        other => panic!("no error of a server: {other}"),
     }
 }
 
