@@ -60,8 +60,6 @@ impl Local {
 const IDLE_MOST: usize = 8;
 /// How many there are at most. What keeps a lock or gives it back gets one beyond that.
 const OPEN_MOST: usize = 64;
-/// After so long it is asked whether the server has closed a connection.
-const DOUBTFUL_AFTER: u64 = 1_000 * NS_PER_MS;
 /// After so long a connection is closed.
 const TOO_OLD: u64 = 60_000 * NS_PER_MS;
 
@@ -88,12 +86,13 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that was kept.
+    /// A connection that was kept. One that the server has closed since would leave the next call in doubt, and one
+    /// over which a reply too many has come would answer it.
     pub fn take(&self, now: u64) -> Option<Connection> {
         let mut state = self.state();
         while let Some(Idle { connection, since }) = state.idle.pop() {
             let age = now.saturating_sub(since);
-            if age < DOUBTFUL_AFTER || age < TOO_OLD && connection.is_quiet() {
+            if age < TOO_OLD && connection.is_quiet() {
                 return Some(connection);
             }
             state.open -= 1;

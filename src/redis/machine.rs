@@ -120,6 +120,9 @@ pub struct Machine {
     doubtful: bool,
     /// Whether the script goes as text.
     as_text: bool,
+    /// Whether the command was last sent with the lock's own key alone, and with the script's hash.
+    one_key: bool,
+    by_hash: bool,
     pauses: u32,
     /// Whether any was lost: a kept connection may be as dead as that.
     wants_fresh: bool,
@@ -156,6 +159,8 @@ impl Machine {
             losses: 0,
             doubtful: false,
             as_text: false,
+            one_key: false,
+            by_hash: false,
             pauses: 0,
             wants_fresh: false,
             by_steps: false,
@@ -321,16 +326,15 @@ impl Machine {
         {
             let (ttl, value) = (ttl_ms.to_string(), self.value(redis));
             let command = [b"SET", &self.names.lock[..], &value, b"NX", b"PX", ttl.as_bytes()];
+            (self.one_key, self.by_hash) = (true, false); // there is no other form of it
             return write_command(&mut self.outgoing, &command);
         }
         let (script, arguments) = self.script(redis, now);
-        let keys = self.names.keys(redis.has_one_key());
+        (self.one_key, self.by_hash) = (redis.has_one_key(), !self.as_text && !redis.has_no_hashes());
+        let keys = self.names.keys(self.one_key);
         let count = keys.len().to_string();
-        let head: [&[u8]; 2] = if self.as_text || redis.has_no_hashes() {
-            [b"EVAL", script.text().as_bytes()]
-        } else {
-            [b"EVALSHA", script.hash().as_bytes()]
-        };
+        let head: [&[u8]; 2] =
+            if self.by_hash { [b"EVALSHA", script.hash().as_bytes()] } else { [b"EVAL", script.text().as_bytes()] };
         let mut command = vec![head[0], head[1], count.as_bytes()];
         command.extend(keys);
         command.extend(arguments.iter().map(Vec::as_slice));
@@ -454,17 +458,22 @@ impl Machine {
         }
     }
 
+    /// A reply that the command does not have: what it did is not known.
+    fn misunderstood(&mut self, redis: &Redis, now: u64) {
+        self.expected.push_front(Expected::Command);
+        self.lost(redis, now, "the reply is not one of this command");
+    }
+
     /// An error reply to the command: another form of it may do.
     fn take_refusal(&mut self, redis: &Redis, now: u64, text: String) {
         let kind = text.split(' ').next().unwrap_or_default();
         match kind {
             "NOAUTH" if !self.fresh => return self.lost(redis, now, &text), // its rights were taken away
             "NOSCRIPT" if !self.as_text => self.as_text = true,
-            "NOPERM" if !redis.has_no_hashes() => redis.note_no_hashes(),
+            // Judged by the form that was sent: another thread may have learnt of the rights meanwhile.
+            "NOPERM" if self.by_hash => redis.note_no_hashes(),
             // A fence needs its key.
-            "NOPERM" | "CROSSSLOT" | "TRYAGAIN" if !redis.has_one_key() && !redis.settings.fencing => {
-                redis.note_one_key();
-            }
+            "NOPERM" | "CROSSSLOT" | "TRYAGAIN" if !self.one_key && !redis.settings.fencing => redis.note_one_key(),
             _ => return self.refused(redis, now, text),
         }
         self.send(redis, now);
@@ -515,7 +524,7 @@ impl Machine {
                 self.finish(Ok(Answer::Verdict(verdict)));
             }
             (Want::Await | Want::Inspect, _) => self.looked(redis, reply, now),
-            _ => self.lost(redis, now, "the reply is not one of this command"),
+            _ => self.misunderstood(redis, now),
         }
     }
 
@@ -566,7 +575,7 @@ impl Machine {
         };
         let parts = parts.and_then(|(left, value)| Some((std::str::from_utf8(left).ok()?.parse().ok()?, value)));
         if parts.is_none() && reply.integer() != Some(0) {
-            return self.lost(redis, now, "the reply is not one of this command");
+            return self.misunderstood(redis, now);
         }
         redis.note_answer();
         match (&self.want, parts) {
