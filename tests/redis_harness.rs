@@ -118,10 +118,13 @@ fn a_proxy_makes_each_fault() {
     let mut raw = fresh();
     assert_eq!(ask(Fault::Surplus(b":7\r\n".to_vec()), &mut raw).unwrap(), Reply::Int(6));
     assert_eq!(raw.receive().unwrap(), Reply::Int(7));
+    let all_seen = || redis::until("all was seen", || proxy.seen().last().is_some_and(|last| last == "PING"));
+    proxy.seen();
     let _swallowed = silent(Fault::Swallow);
+    all_seen();
     redis::until("it was counted", || server.get(b"count").unwrap() == b"7");
     let _lost = silent(Fault::LoseRequest);
-    redis::until("all was seen", || proxy.seen().last().is_some_and(|last| last == "PING"));
+    all_seen();
     assert_eq!(server.get(b"count").unwrap(), b"7", "a request that is cut or lost is not served");
     assert!(proxy.heal());
 }

@@ -9,10 +9,12 @@ mod redis;
 use buflock::answer::{Acquire, Answer, Verdict};
 use buflock::client::Client;
 use buflock::op::{Op, Run};
-use process::{Child, Shared, fork, in_child, sleep_forever, wait_for_all};
+use process::{
+    Child, Shared, fork, in_child, may_unshare, mount, own_mounts, root, sleep_forever, unshare, wait_for_all,
+};
 use redis::{
-    BUDGET, BUSY, Fake, OK, SLACK, Server, UNAVAILABLE, client, failed, held, hold, ms, number, pair, release, stored,
-    timed, until, verdict,
+    BUDGET, BUSY, Fake, OK, SLACK, Server, UNAVAILABLE, UNREACHABLE, client, failed, held, hold, ms, number, pair,
+    release, stored, timed, until, verdict,
 };
 use std::io;
 use std::ptr::null_mut;
@@ -409,4 +411,78 @@ fn an_op_that_is_dropped_or_cancelled_gives_its_lock_back() {
     pair(&client, "another");
     assert!(server.get(&stored("k")).is_none(), "a release that is dropped is done all the same");
     verdict(client.release(b"k", &held.token.0), Verdict::Expired);
+}
+
+// Networks that fail.
+
+/// Takes this process's network away, or gives it back. Its own machine is all that there is in it.
+fn network(up: bool) {
+    // SAFETY: zero is a value of this plain struct.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (place, byte) in request.ifr_name.iter_mut().zip(b"lo") {
+        *place = byte.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = if up { libc::c_short::try_from(libc::IFF_UP).expect("a flag") } else { 0 };
+    // SAFETY: a socket, and a struct to read; called in children with a network of their own.
+    let answer = unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
+        let answer = libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request);
+        libc::close(socket);
+        answer
+    };
+    assert_eq!(answer, 0, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_network_that_is_gone_takes_no_lock_when_it_is_back() {
+    if !root() || !may_unshare(libc::CLONE_NEWNET, "network") || Server::start(&[]).is_none() {
+        return;
+    }
+    in_child(|| {
+        unshare(libc::CLONE_NEWNET);
+        network(true);
+        let server = Server::start(&[]).expect("there is one");
+        let client = client(&server.url("breaker=off"));
+        pair(&client, "k");
+        let held = hold(&client, "held", LEASE);
+        network(false);
+        for _ in 0..2 {
+            let (answer, took) = timed(|| client.acquire(b"k", LEASE, 0));
+            assert!(number(&answer) < 0 && took <= BUDGET + SLACK, "{answer:?} after {took:?}");
+            let (answer, took) = timed(|| client.extend(b"held", &held.token.0, LEASE));
+            assert!(number(&answer) < 0 && took <= BUDGET + SLACK, "{answer:?} after {took:?}");
+        }
+        network(true);
+        // What the kernel had still to send would arrive within seconds.
+        for _ in 0..25 {
+            assert!(server.get(&stored("k")).is_none(), "a lock that nobody holds");
+            sleep(ms(100));
+        }
+        release(&client, "held", &held);
+        pair(&client, "k");
+    });
+}
+
+#[test]
+fn a_name_that_is_not_resolved_is_not_waited_for() {
+    if !root() || !may_unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET, "network") {
+        return;
+    }
+    let dir = common::Dir::new("dns");
+    let conf = dir.path().join("resolv.conf");
+    std::fs::write(&conf, "nameserver 127.0.0.1\noptions timeout:5 attempts:2\n").unwrap();
+    in_child(|| {
+        own_mounts();
+        unshare(libc::CLONE_NEWNET);
+        network(true);
+        mount(Some(&conf), std::path::Path::new("/etc/resolv.conf"), None, libc::MS_BIND, "");
+        let _mute = std::net::UdpSocket::bind("127.0.0.1:53").expect("a port");
+        let client = client("redis://redis.example.org:6379?breaker=off");
+        for _ in 0..3 {
+            let (answer, took) = timed(|| client.acquire(b"k", LEASE, 0));
+            let text = failed(answer, UNREACHABLE);
+            assert!(took <= BUDGET + SLACK, "{took:?}");
+            assert!(text.contains("redis.example.org"), "{text}");
+        }
+    });
 }

@@ -204,6 +204,7 @@ fn under_the_few_rights_that_the_peer_needs() {
     let Some(server) = start() else { return };
     server.tell("ACL SETUSER bob on >secret ~app:* -@all +set +get +del +eval");
     for class in CLASSES {
+        server.tell("FLUSHALL");
         let mut peer = Peer::new(class, server.port(), "app:%s", &["bob", "secret"]);
         let ours = client(&server.url("namespace=app:&user=bob&password=secret"));
         // When the holder's lease ends cannot be asked: the longest step, and a quarter of it.
