@@ -11,8 +11,9 @@ use buflock::client::Client;
 use buflock::error::Error;
 use redis::server::free_port;
 use redis::{
-    Answer, BUDGET, BUSY, Blackhole, EXPIRED, Fake, Fault, OK, Proxy, REFUSED, SLACK, Server, UNAVAILABLE, UNCERTAIN,
-    UNREACHABLE, client, failed, hold, ms, number, pair, release, status, stored, timed, until, url, verdict, within,
+    Answer, BUDGET, BUSY, Blackhole, EXPIRED, Fake, Fault, OK, Proxy, REFUSED, SLACK, STRICT, Server, UNAVAILABLE,
+    UNCERTAIN, UNREACHABLE, client, failed, hold, ms, number, once_within, pair, release, status, stored, timed, until,
+    url, verdict, within,
 };
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -251,7 +252,7 @@ fn a_drop_does_not_talk() {
     let Some((server, _proxy, client)) = scene("breaker=off") else { return };
     let held = hold(&client, "key", LEASE);
     server.pause();
-    within(ms(20), || verdict(client.drop_hold(b"key", &held.token.0), Verdict::Ok));
+    within(STRICT, || verdict(client.drop_hold(b"key", &held.token.0), Verdict::Ok));
     server.resume();
     pair(&client, "another");
     assert!(server.get(&stored("key")).is_none());
@@ -442,11 +443,11 @@ fn after_three_failures_calls_fail_at_once() {
     open(&client);
     let begin = Instant::now();
     while begin.elapsed() < ms(600) {
-        failed(within(ms(20), || client.acquire(b"key", LEASE, 0)), UNAVAILABLE);
-        failed(within(ms(20), || client.acquire(b"key", LEASE, 5000)), UNAVAILABLE);
-        failed(within(ms(20), || client.extend(b"held", &held.token.0, LEASE)), UNAVAILABLE);
-        failed(within(ms(20), || client.release(b"held", &held.token.0)), UNAVAILABLE);
-        failed(within(ms(20), || client.wait_for_end(b"held", 5000)), UNAVAILABLE);
+        failed(within(STRICT, || client.acquire(b"key", LEASE, 0)), UNAVAILABLE);
+        failed(within(STRICT, || client.acquire(b"key", LEASE, 5000)), UNAVAILABLE);
+        failed(within(STRICT, || client.extend(b"held", &held.token.0, LEASE)), UNAVAILABLE);
+        failed(within(STRICT, || client.release(b"held", &held.token.0)), UNAVAILABLE);
+        failed(within(STRICT, || client.wait_for_end(b"held", 5000)), UNAVAILABLE);
         sleep(ms(5));
     }
     server.resume();
@@ -454,6 +455,25 @@ fn after_three_failures_calls_fail_at_once() {
     assert!(begin.elapsed() < ms(1300), "{:?}", begin.elapsed());
     pair(&client, "other");
     assert!(server.keys().len() <= 2, "{:?}", server.keys());
+}
+
+#[test]
+fn a_budget_is_kept_to() {
+    let Some((server, _proxy, _)) = scene("") else { return };
+    once_within(STRICT, || {
+        let client = client(&server.url(""));
+        pair(&client, "k");
+        server.pause();
+        let calls = (0..3).map(|_| {
+            let (answer, took) = timed(|| client.acquire(b"k", LEASE, 0));
+            is_one_of(&answer, &[UNCERTAIN, UNREACHABLE], "stopped");
+            took
+        });
+        let longest = calls.max().expect("three");
+        failed(client.acquire(b"k", LEASE, 0), UNAVAILABLE);
+        server.resume();
+        longest.saturating_sub(BUDGET)
+    });
 }
 
 #[test]

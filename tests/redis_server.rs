@@ -11,8 +11,8 @@ use buflock::client::Client;
 use buflock::policy::DEFAULT;
 use common::Dir;
 use redis::{
-    BUSY, EXPIRED, REFUSED, Raw, Reply, SLACK, Server, TAKEN, UNAVAILABLE, UNCERTAIN, client, failed, held, hold, ms,
-    number, pair, release, stored, stored_in, timed, until, verdict, within,
+    BUSY, EXPIRED, REFUSED, Raw, Reply, SLACK, STRICT, Server, TAKEN, UNAVAILABLE, UNCERTAIN, client, failed, held,
+    hold, ms, number, once_within, pair, release, stored, stored_in, timed, until, verdict, within,
 };
 use std::sync::Barrier;
 use std::thread::{scope, sleep};
@@ -212,7 +212,7 @@ fn what_others_left_on_the_key() {
     server.tell(&format!("HSET {key} field value"));
     let answer = client.acquire(b"k", LEASE, 0);
     assert!([BUSY, REFUSED].contains(&number(&answer)), "{answer:?}");
-    within(ms(700), || assert!([BUSY, REFUSED].contains(&number(&client.acquire(b"k", LEASE, 100)))));
+    within(ms(600) + SLACK, || assert!([BUSY, REFUSED].contains(&number(&client.acquire(b"k", LEASE, 100)))));
     for answer in [client.release(b"k", &NOBODY), client.extend(b"k", &NOBODY, LEASE)] {
         let text = failed(answer, REFUSED);
         assert!(text.contains("WRONGTYPE"), "{text}");
@@ -271,14 +271,16 @@ fn a_dead_holder_is_taken_over() {
     let Some((server, waiter)) = start() else { return };
     let key = String::from_utf8(stored("k")).unwrap();
     pair(&waiter, "k");
-    for lease in [120, 300, 700, 1100] {
-        server.tell(&format!("SET {key} of-a-dead-one PX {lease}"));
-        let end = Instant::now() + ms(lease);
-        let held = held(waiter.acquire(b"k", LEASE, 5000));
-        let late = end.elapsed();
-        assert!(Instant::now() >= end - ms(5), "too early");
-        assert!(late < SLACK, "{late:?} after the end of a lease of {lease} ms");
-        release(&waiter, "k", &held);
+    for lease in [120, 300, 1100] {
+        once_within(STRICT, || {
+            server.tell(&format!("SET {key} of-a-dead-one PX {lease}"));
+            let end = Instant::now() + ms(lease);
+            let held = held(waiter.acquire(b"k", LEASE, 5000));
+            let late = end.elapsed();
+            assert!(Instant::now() >= end - ms(5), "too early");
+            release(&waiter, "k", &held);
+            late
+        });
     }
 }
 
@@ -404,7 +406,7 @@ fn is_refused(client: &Client, word: &str) {
         let text = failed(within(SLACK, || client.acquire(b"k", LEASE, 0)), REFUSED);
         assert!(text.contains(word), "\"{text}\" does not say {word}");
     }
-    let text = failed(within(ms(600), || client.acquire(b"k", LEASE, 500)), REFUSED);
+    let text = failed(within(ms(500) + SLACK, || client.acquire(b"k", LEASE, 500)), REFUSED);
     assert!(text.contains(word), "\"{text}\" does not say {word}");
 }
 
@@ -463,7 +465,7 @@ fn a_server_busy_with_a_script() {
     let mut script = server.raw();
     script.send(&["EVAL", "while true do end", "0"]);
     sleep(ms(20));
-    let answer = within(ms(550), || client.acquire(b"k", LEASE, 0));
+    let answer = within(ms(500) + SLACK, || client.acquire(b"k", LEASE, 0));
     assert!([UNCERTAIN, REFUSED].contains(&number(&answer)), "{answer:?}"); // it is silent at first
     sleep(ms(200));
     is_refused(&client, "BUSY");
@@ -530,7 +532,7 @@ fn a_server_that_is_full() {
     others.iter_mut().for_each(|raw| drop(raw.ask(&["PING"])));
     server.tell(&format!("CONFIG SET maxclients {}", server.info("connected_clients")));
     for _ in 0..3 {
-        let answer = within(ms(300), || client.acquire(b"k", LEASE, 0));
+        let answer = within(ms(250) + SLACK, || client.acquire(b"k", LEASE, 0));
         // It is uncertain where the reason was cut off once: that looks like a lost reply.
         assert!([redis::UNREACHABLE, UNCERTAIN, REFUSED].contains(&number(&answer)), "{answer:?}");
         let text = answer.unwrap_err().to_string();

@@ -251,11 +251,11 @@ fn a_peer_carries_our_commands() {
 
 /// The peer gives up what it asks next, and its client's reply comes later.
 fn give_up(proxy: &Proxy, peer: &mut Peer, ask: impl FnOnce(&mut Peer)) {
-    proxy.at("EVAL", Fault::Delay(ms(250)));
-    assert_eq!(peer.ask("hurry 80"), "ok");
+    proxy.at("EVAL", Fault::Delay(ms(600)));
+    assert_eq!(peer.ask("hurry 150"), "ok");
     ask(peer);
     assert_eq!(peer.ask("hurry 0"), "ok");
-    std::thread::sleep(ms(300));
+    std::thread::sleep(ms(700));
 }
 
 #[test]

@@ -46,7 +46,7 @@ sub token {
 sub ask {
     my ($code) = @_;
     local $SIG{ALRM} = sub { die "too slow\n" };
-    my $reply = eval { setitimer(ITIMER_REAL, $hurry) if $hurry; $code->() };
+    my $reply = eval { setitimer(ITIMER_REAL, $hurry, $hurry) if $hurry; $code->() };
     my $error = $@;
     setitimer(ITIMER_REAL, 0);
     return ($reply, $error eq '' ? undef : 'error ' . join ' ', split ' ', $error);
