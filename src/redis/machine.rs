@@ -120,6 +120,9 @@ pub struct Machine {
     doubtful: bool,
     /// Whether the script goes as text.
     as_text: bool,
+    /// The last error that came before the command's own reply. A server that is full says so and closes, and that
+    /// looks like the reply to a release that went ahead.
+    said: String,
     /// Whether the command was last sent with the lock's own key alone, and with the script's hash.
     one_key: bool,
     by_hash: bool,
@@ -159,6 +162,7 @@ impl Machine {
             losses: 0,
             doubtful: false,
             as_text: false,
+            said: String::new(),
             one_key: false,
             by_hash: false,
             pauses: 0,
@@ -451,7 +455,12 @@ impl Machine {
             }
             (Some(Expected::Setup), _) if self.expected.is_empty() => self.send(redis, now),
             (Some(Expected::Setup), _) => {}
-            (Some(Expected::Orphan(orphan)), reply) => still_orphan(redis, orphan, &reply),
+            (Some(Expected::Orphan(orphan)), reply) => {
+                if let Reply::Error(text) = &reply {
+                    self.said.clone_from(text);
+                }
+                still_orphan(redis, orphan, &reply);
+            }
             (Some(Expected::Signal), reply) => self.take_signal(redis, &reply, now),
             (Some(Expected::Command), Reply::Error(text)) => self.take_refusal(redis, now, text),
             (Some(Expected::Command), reply) => self.understand(redis, &reply, now),
@@ -660,6 +669,8 @@ impl Machine {
 
     /// The connection is lost, or of no use any more.
     fn lost(&mut self, redis: &Redis, now: u64, why: &str) {
+        let said = std::mem::take(&mut self.said);
+        let why = &if said.is_empty() { why.to_owned() } else { format!("{said}; {why}") };
         let connecting = matches!(self.at, At::Connect { .. });
         let stale = self.linked && !self.fresh;
         let (mut asked, mut waited) = (false, false);
