@@ -118,6 +118,8 @@ pub struct Machine {
     losses: u32,
     /// Whether the command was sent and its reply lost.
     doubtful: bool,
+    /// Whether such a try of an acquire may still be under way, whatever later ones were answered.
+    strays: bool,
     /// Whether the script goes as text.
     as_text: bool,
     /// The last error that came before the command's own reply. A server that is full says so and closes, and that
@@ -161,6 +163,7 @@ impl Machine {
             sent: now,
             losses: 0,
             doubtful: false,
+            strays: false,
             as_text: false,
             said: String::new(),
             one_key: false,
@@ -225,7 +228,11 @@ impl Machine {
                 At::Sleep { until } if now < until => return Step::Sleep { ms: left(until, now) },
                 At::Sleep { .. } => self.ask(redis, now),
                 At::Call { until } => return Step::Call { ms: left(until, now), count: self.count() },
-                At::Done => return Step::Done { keep: self.is_clean() },
+                At::Done => {
+                    let keep = self.is_clean();
+                    self.linked = false; // the driver has it back: what a cancel sends asks for another
+                    return Step::Done { keep };
+                }
             }
         }
     }
@@ -355,15 +362,18 @@ impl Machine {
     /// The script that does what is to be done now, and its arguments.
     fn script(&self, redis: &Redis, now: u64) -> (Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
-        let waits = || number(u64::from(now < self.deadline && redis.server.is_some()));
+        let waits = || number(u64::from(now < self.deadline && self.can_be_told(redis)));
         match (&self.aim, &self.want) {
             (Aim::GiveBack(_), _) | (_, Want::Release) => (Script::Release, vec![self.token.clone()]),
             (_, Want::Break) => (Script::Release, vec![Vec::new()]),
             (_, Want::Acquire { ttl_ms, .. }) => {
                 const DAY: u64 = 24 * 60 * 60 * 1000;
                 let ttl = u64::from(*ttl_ms);
-                let fence_ttl = if redis.settings.fencing { DAY.max(10 * ttl) } else { 0 };
-                let arguments = vec![self.token.clone(), number(ttl), self.value(redis), number(fence_ttl), waits()];
+                // No more than needed: before AUTH a server takes ten arguments, and only then says what is missing.
+                let mut arguments = vec![self.value(redis), number(ttl), waits()];
+                if redis.settings.fencing {
+                    arguments.push(number(DAY.max(10 * ttl)));
+                }
                 (Script::Acquire, arguments)
             }
             (_, Want::Extend { ttl_ms }) => (Script::Extend, vec![self.token.clone(), number(u64::from(*ttl_ms))]),
@@ -447,6 +457,9 @@ impl Machine {
     }
 
     fn take(&mut self, redis: &Redis, reply: Reply, now: u64) {
+        if self.expected.len() <= 1 && !self.replies.is_empty() {
+            return self.lost(redis, now, "a reply came that nothing was asked for"); // which of them it is, nobody knows
+        }
         match (self.expected.pop_front(), reply) {
             (None, _) => self.lost(redis, now, "a reply came that nothing was asked for"),
             (Some(Expected::Setup), Reply::Error(text)) => {
@@ -469,8 +482,12 @@ impl Machine {
 
     /// A reply that the command does not have: what it did is not known.
     fn misunderstood(&mut self, redis: &Redis, now: u64) {
+        const WHY: &str = "the reply is not one of this command";
+        if redis.server.is_none() {
+            return self.carried_badly(redis, WHY);
+        }
         self.expected.push_front(Expected::Command);
-        self.lost(redis, now, "the reply is not one of this command");
+        self.lost(redis, now, WHY);
     }
 
     /// An error reply to the command: another form of it may do.
@@ -505,7 +522,7 @@ impl Machine {
 
     /// Ends with an error; what may be held is remembered.
     fn end_in_doubt(&mut self, redis: &Redis, now: u64, error: Error) {
-        if self.doubtful && self.is_acquire() {
+        if self.strays {
             self.leave_orphan(redis, now);
             return self.finish(Err(self.uncertain(redis, &format!("a reply was lost, and then: {error}"))));
         }
@@ -547,17 +564,14 @@ impl Machine {
             }
             return self.finish(self.held(number.unsigned_abs(), now).map(|held| Answer::Acquire(Acquire::Held(held))));
         }
+        self.doubtful = false;
         let left_ms = left_ms(number);
         if self.cancelled || now >= self.deadline {
-            // A try whose reply was lost may still be under way. While this call goes on, its next try covers that; a
-            // release by another thread must not: it might come behind that next try.
-            if std::mem::take(&mut self.doubtful) {
-                self.leave_orphan(redis, now);
-            }
             if !self.waited {
                 redis.counts.busy();
             }
             let busy = Busy { left_ms, waited_ms: self.waited_ms(now), holder: Holder::Unknown };
+            self.leave_strays(redis, now);
             return self.finish(Ok(Answer::Acquire(Acquire::Busy(busy))));
         }
         self.wait(redis, number, ACQUIRERS, now);
@@ -614,8 +628,7 @@ impl Machine {
         let holder = u64::try_from(number).unwrap_or(0).saturating_add(1 + u64::from(self.random() % 8));
         let remaining = u64::from(ms_left(self.deadline.saturating_sub(now)));
         let slice = holder.min(SLICE).min(remaining).max(1);
-        let signals = self.names.others.as_ref().filter(|_| !self.by_steps && redis.server.is_some());
-        let Some(time) = signals.and(redis.signal_time(slice)) else {
+        let Some(time) = redis.signal_time(slice).filter(|_| self.can_be_told(redis)) else {
             let step = redis.settings.steps().pause_ns(self.pauses);
             let step = step * 3 / 4 + step / 2 * u64::from(self.random() % 1024) / 1023; // 25 % either way
             self.pauses = self.pauses.saturating_add(1);
@@ -638,6 +651,11 @@ impl Machine {
         self.at = At::Send { until: now + slice * NS_PER_MS + late };
     }
 
+    /// Whether a release can tell it.
+    fn can_be_told(&self, redis: &Redis) -> bool {
+        redis.server.is_some() && !self.by_steps && self.names.others.is_some() && redis.has_signals()
+    }
+
     /// 10 bits that differ between calls and tries: a token is random, and none of it is told to anybody by this.
     fn random(&self) -> u32 {
         let at = self.pauses as usize % (self.token.len() - 3);
@@ -653,14 +671,21 @@ impl Machine {
     fn take_signal(&mut self, redis: &Redis, reply: &Reply, now: u64) {
         let goes_on = self.expected.is_empty(); // else the next command was sent already
         match reply {
-            Reply::Error(text) if is_state_of_the_server(text) => return self.refused(redis, now, text.clone()),
+            // Else the command that was sent behind it may have been done: its own reply says so.
+            Reply::Error(text) if is_state_of_the_server(text) => {
+                if goes_on {
+                    self.refused(redis, now, text.clone());
+                }
+                return;
+            }
             Reply::Error(text) => redis.note_no_signals(text),
             Reply::Nil => {}
-            _ if matches!(self.want, Want::Await) => {
+            Reply::Text(text) if matches!(self.want, Want::Await) && text == b"1" => {
                 // It was sent behind our look, so the hold that we saw is over.
                 return self.finish(Ok(Answer::Await(Await::Over)));
             }
-            _ => {}
+            Reply::List(_) if self.is_acquire() => {}
+            _ => return self.lost(redis, now, "the reply is not that of a wait"),
         }
         if goes_on {
             self.ask(redis, now);
@@ -682,13 +707,14 @@ impl Machine {
                 Expected::Setup => {}
             }
         }
+        self.by_steps |= waited;
         if waited && !asked {
-            // It was not the command that took so long.
-            (self.by_steps, self.limit, self.losses) = (true, now + redis.budget(), 0);
+            (self.limit, self.losses) = (now + redis.budget(), 0); // it was not the command that took so long
         }
         (self.linked, self.wants_fresh) = (false, true);
         self.replies.clear();
         self.doubtful |= asked && matches!(self.aim, Aim::Wanted);
+        self.strays |= self.doubtful && self.is_acquire();
         self.losses += u32::from(!stale); // one that lay in a pool may have died there
         redis.counts.lost_connection();
         let has_time = now + NS_PER_MS < self.limit.saturating_sub(self.reserve(redis));
@@ -701,7 +727,7 @@ impl Machine {
         }
         redis.note_failure(now, self.random(), why);
         let unreachable = |why: &str| Err(redis.fault(ServerFault::Unreachable, why));
-        if !self.doubtful {
+        if !self.doubtful && !self.strays {
             if matches!(self.want, Want::Release) {
                 self.leave_orphan(redis, now);
             }
@@ -731,21 +757,29 @@ impl Machine {
     fn give_back(&mut self, redis: &Redis, now: u64, answers: [Result<Answer, Error>; 2]) {
         self.aim = Aim::GiveBack(Box::new(answers));
         self.answer = None;
-        if self.linked || redis.server.is_none() {
-            self.ask(redis, now);
-        } else {
-            self.losses = TRIES; // one try, in the time that was kept for it
+        if matches!(self.at, At::Receive { .. }) && !self.linked {
+            self.losses = TRIES; // its connection was lost: one try, in the time that was kept for it
             self.connect(redis, now);
+        } else {
+            self.ask(redis, now);
         }
     }
 
     fn end_giving_back(&mut self, redis: &Redis, worked: bool, now: u64) {
-        if !worked || self.doubtful {
+        if !worked || self.strays {
             self.leave_orphan(redis, now); // once more: what was sent first may come last
         }
         if let Aim::GiveBack(answers) = std::mem::replace(&mut self.aim, Aim::Wanted) {
             let [after_success, after_failure] = *answers;
             self.finish(if worked { after_success } else { after_failure });
+        }
+    }
+
+    /// At the end of an acquire that holds nothing. Not before: its token would be released, by whoever sends the next
+    /// command, while it still tries with it.
+    fn leave_strays(&self, redis: &Redis, now: u64) {
+        if self.strays {
+            self.leave_orphan(redis, now);
         }
     }
 
@@ -776,7 +810,10 @@ impl Machine {
                     Some(Ok(Answer::Acquire(Acquire::Held(_)))) => self.give_back(redis, now, [busy(), busy()]),
                     Some(_) => {}
                     None if self.may_be_held() => {}
-                    None => self.finish(busy()),
+                    None => {
+                        self.leave_strays(redis, now);
+                        self.finish(busy());
+                    }
                 }
             }
             _ => {}
@@ -796,7 +833,7 @@ impl Machine {
     pub fn abandon(&mut self, redis: &Redis, fetched: bool, now: u64) {
         let owed = match (&self.want, &self.answer) {
             (Want::Acquire { .. }, Some(Ok(Answer::Acquire(Acquire::Held(_))))) => !fetched,
-            (Want::Acquire { .. }, None) => self.may_be_held(),
+            (Want::Acquire { .. }, None) => self.may_be_held() || self.strays,
             (Want::Release, None) => true,
             _ => false,
         };

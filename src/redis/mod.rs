@@ -211,6 +211,11 @@ impl Redis {
         local.no_signals.store(true, Relaxed);
     }
 
+    /// Whether waits can be told of a release.
+    fn has_signals(&self) -> bool {
+        !self.local().no_signals.load(Relaxed)
+    }
+
     /// On a new connection all is tried again: rights may have been given.
     fn forget_rights(&self) {
         let local = self.local();

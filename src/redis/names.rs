@@ -8,8 +8,9 @@ use crate::key::stored_key;
 pub struct Names {
     /// The lock's own.
     pub lock: Vec<u8>,
-    /// The waiters' flag, the signals of acquirers and of awaiters, the last fence; None: the lock goes without.
-    pub others: Option<[Vec<u8>; 4]>,
+    /// The waiters' flag, the signals of acquirers and of awaiters and, with fences, the last of them; None: the lock
+    /// goes without.
+    pub others: Option<Vec<Vec<u8>>>,
 }
 
 /// Places in [`Names::others`].
@@ -22,8 +23,9 @@ impl Names {
     pub fn new(settings: &Settings, key: &[u8]) -> Self {
         let lock = if settings.raw_keys { key.to_vec() } else { stored_key(&settings.namespace, key) };
         // `L{L}:x` is below what an ACL says of the namespace, and in the slot of L.
-        let others = (settings.fencing || tagging_keeps_the_slot(&lock))
-            .then(|| ["w", "s", "a", "f"].map(|end| [&lock[..], b"{", &lock, b"}:", end.as_bytes()].concat()));
+        let ends: &[&str] = if settings.fencing { &["w", "s", "a", "f"] } else { &["w", "s", "a"] };
+        let other = |end: &&str| [&lock[..], b"{", &lock, b"}:", end.as_bytes()].concat();
+        let others = (settings.fencing || tagging_keeps_the_slot(&lock)).then(|| ends.iter().map(other).collect());
         Self { lock, others }
     }
 
@@ -64,7 +66,7 @@ mod tests {
     fn names_begin_with_the_locks() {
         let settings = Settings { raw_keys: true, ..Settings::default() };
         let names = Names::new(&settings, b"k");
-        assert_eq!(names.keys(false), [&b"k"[..], b"k{k}:w", b"k{k}:s", b"k{k}:a", b"k{k}:f"]);
+        assert_eq!(names.keys(false), [&b"k"[..], b"k{k}:w", b"k{k}:s", b"k{k}:a"]);
         assert_eq!(names.keys(true), [b"k"]);
         assert_eq!(Names::new(&settings, b"{}").keys(false), [b"{}"]);
         let fenced = Settings { fencing: true, ..settings };
