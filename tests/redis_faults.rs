@@ -504,7 +504,7 @@ fn the_breaker_opens_as_late_as_it_is_told() {
 
 #[test]
 fn a_busy_lock_is_a_success() {
-    let Some((server, proxy, client)) = scene("command_timeout=0.02&budget=0.04") else { return };
+    let Some((server, proxy, client)) = scene("command_timeout=0.1&budget=0.2") else { return };
     hold(&redis::client(&server.url("")), "theirs", LEASE);
     for _ in 0..5 {
         for _ in 0..2 {
