@@ -7,6 +7,9 @@ URL     ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 SONAME  := libbuflock.so.0
 
+# TLS=1: rediss:// too.
+FEATURES := $(if $(TLS),--features tls)
+
 DIST  := target/dist/release
 HOOKS := target/hooks/release
 
@@ -16,15 +19,15 @@ STRICT := -Wall -Wextra -Wpedantic -Werror
 
 # command:Debian package. gcc is needed for everything in C, the others only by tests.
 TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
-           unshare:util-linux mount:mount redis-server:redis-server perl:perl
+           unshare:util-linux mount:mount redis-server:redis-server perl:perl openssl:openssl
 # Perl module:Debian package. For a peer that shares locks in Redis with buflock.
 MODULES := Redis:libredis-perl Redis.Fast:libredis-fast-perl
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t))))) \
            $(foreach m,$(MODULES),$(if $(shell perl -M$(subst .,::,$(firstword $(subst :, ,$(m)))) -e 'print 1' 2>&-),,\
            $(lastword $(subst :, ,$(m)))))
 
-.PHONY: all deps lib hooks demo demo-redis test test-rust test-c test-model test-loom test-torture test-install check bench \
-        model loom torture install clean
+.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-install \
+        check bench model loom torture install clean
 
 all: lib
 
@@ -42,7 +45,7 @@ deps:
 # The libraries that are shipped and measured come from here alone. A plain cargo build makes a library too, but without
 # link-time optimization (cargo drops that when it makes an rlib beside) and without soname.
 lib:
-	@$(CARGO) rustc -q --release --lib --crate-type cdylib,staticlib --target-dir target/dist -- \
+	@$(CARGO) rustc -q --release --lib $(FEATURES) --crate-type cdylib,staticlib --target-dir target/dist -- \
 	  -C link-arg=-Wl,-soname,$(SONAME)
 	@ln -sf libbuflock.so $(DIST)/$(SONAME)
 
@@ -65,10 +68,14 @@ target/c/stampede: lib
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
-test: deps test-rust test-model test-loom test-torture test-c test-cdef test-install
+test: deps test-rust test-tls test-model test-loom test-torture test-c test-cdef test-install
 
 test-rust:
-	$(CARGO) test -q
+	$(CARGO) test -q $(FEATURES)
+
+# With TLS=1 they are among the others.
+test-tls:
+	$(if $(TLS),,$(CARGO) test -q --features tls --test redis_tls)
 
 # Every state of a small table, and the bugs that must be found there. FULL=1 for the larger tables, some minutes.
 model test-model:
@@ -104,9 +111,12 @@ test-install: lib
 check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy -q --all-targets -- -D warnings
+	$(CARGO) clippy -q --features tls --all-targets -- -D warnings
 	$(CARGO) clippy -q --test model -- -D warnings
 	RUSTFLAGS="--cfg buflock_test" $(CARGO) clippy -q --lib --test torture --target-dir target/hooks -- -D warnings
 	RUSTFLAGS="--cfg buflock_loom" $(CARGO) clippy -q --test loom --target-dir target/loom -- -D warnings
+	@! $(CARGO) tree -e normal --prefix none | grep -E '^(rustls|ring) ' || { echo "TLS in a library without it"; exit 1; }
+	@! $(CARGO) tree --features tls -e normal --prefix none | grep '^aws-lc' || { echo "a second provider of TLS"; exit 1; }
 	@$(MAKE) --no-print-directory deps lib
 	@tests/c/header
 	@tests/c/exports

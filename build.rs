@@ -26,8 +26,8 @@ const PREFACE: &str = "\
  * Fork      A handle made before fork works on both sides. A token is plain text and belongs to whoever has it; an op
  *           belongs to the process that made it. A child's exit releases nothing.
  * Signals   EINTR is retried against the same deadline; only buflock_op_run hands signals back.
- * Effects   No thread but the bell's, no handler, environment read or output at load or in a call; errno is kept; fds
- *           are CLOEXEC. A bug inside is BUFLOCK_PANIC, never an unwinding host.
+ * Effects   No thread but the bell's, no handler, environment read (but SSL_CERT_FILE and SSL_CERT_DIR by rediss: without
+ *           ca_file) or output at load or in a call; errno is kept; fds are CLOEXEC. A bug inside is BUFLOCK_PANIC, never an unwinding host.
  */";
 
 fn main() {

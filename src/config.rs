@@ -2,6 +2,7 @@
 
 use crate::error::ConfigFault;
 use crate::policy::{MAX_MS, NS_PER_MS, milliseconds};
+use crate::redis::tls::can_be_named;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -383,7 +384,8 @@ fn tcp_address(server: &str, tls: bool, settings: &mut Settings) -> Result<Addre
     let info = format!("redis://{server}").into_connection_info().map_err(|_| ConfigFault::Server)?;
     let said = info.redis_settings();
     let ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(ConfigFault::Server) };
-    if host.is_empty() || host.contains(['\0', '%']) || server.contains('#') {
+    let can_be_named = !tls || can_be_named(host);
+    if host.is_empty() || host.contains(['\0', '%']) || server.contains('#') || !can_be_named {
         return Err(ConfigFault::Server);
     }
     if let Some(user) = said.username() {
@@ -455,6 +457,13 @@ mod tests {
         assert_eq!(server("redis://h").0, Some(tcp("h", 6379)));
         assert_eq!(server("redis://127.0.0.1:7000/").0, Some(tcp("127.0.0.1", 7000)));
         assert_eq!(server("redis://[::1]:7000/2").0, Some(tcp("::1", 7000)));
+        match parsed("rediss://h") {
+            Ok((Target::Redis(Some(address)), _)) if cfg!(feature = "tls") => {
+                assert_eq!(address, Address::Tcp { host: "h".to_owned(), port: 6379, tls: true });
+                assert!(parsed("rediss://h\u{e9}").is_err(), "no certificate has such a name");
+            }
+            other => assert!(other.unwrap_err().contains("needs a library that was built with TLS")),
+        }
         assert_eq!(server("unix:///run/a%20b?db=3").0, Some(Address::Unix("/run/a b".into())));
         assert_eq!(server("redis:?ttl=1").0, None);
         let (_, settings) = server("redis://us%40er:p%2Fw%20%3A@h/7?password_file=/x");
@@ -503,7 +512,6 @@ mod tests {
             ("redis:u:geheim@h", "the URL's server cannot be read"),
             ("redis://0.0.0.0", "the URL's server cannot be read"),
             ("redis://u:geheim@h?db=x", "option db is"),
-            ("rediss://u:geheim@h", if cfg!(feature = "tls") { "" } else { "needs a library that was built with TLS" }),
             ("unix://here", "unix:// needs a path"),
             ("unix:///a%00b", "unix:// needs a path"),
             ("unix:///a%zz", "the URL's path has a %"),

@@ -147,6 +147,15 @@ pub enum ConfigFault {
         /// What is wrong with it.
         why: String,
     },
+    /// A file of certificates that cannot be used.
+    CaFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The system has no certificates to trust, and no file was given; why there are none.
+    NoRoots(String),
     /// A bad name of a table.
     Name(String),
     /// `off:` with something behind it.
@@ -348,6 +357,10 @@ impl fmt::Display for ConfigFault {
             Self::SocketPath => f.write_str("unix:// needs a path that begins with / and has at most 107 bytes"),
             Self::NoTls => f.write_str("rediss:// needs a library that was built with TLS: make lib TLS=1"),
             Self::PasswordFile { path, why } => write!(f, "password_file {}: {why}", path.display()),
+            Self::CaFile { path, why } => write!(f, "ca_file {}: {why}", path.display()),
+            Self::NoRoots(why) => {
+                write!(f, "this system has no certificates to trust, and there is no option ca_file: {why}")
+            }
             Self::Name(name) => {
                 write!(f, "bad table name \"{name}\" behind shm: it has 1 to 64 of A-Z a-z 0-9 . _ - and ")?;
                 f.write_str("does not begin with a dot")

@@ -108,6 +108,8 @@ fn errors() -> Vec<Error> {
             C::SocketPath,
             C::NoTls,
             C::PasswordFile { path: path.clone(), why: "REASON".to_owned() },
+            C::CaFile { path: path.clone(), why: "REASON".to_owned() },
+            C::NoRoots("REASON".to_owned()),
             C::Name(name()),
             C::OffName,
             C::Unknown { option: name(), nearest: "OTHER" },

@@ -31,7 +31,7 @@ pub fn drive(redis: &Redis, machine: &mut Machine, link: &mut Link, slice: Optio
                 connect(redis, machine, link, now, until(ms));
             }
             Step::Send { ms } => {
-                let sent = match &link.0 {
+                let sent = match &mut link.0 {
                     Some(connection) => connection.send(machine.outgoing(), until(ms)),
                     None => Err("there is no connection".to_owned()),
                 };
@@ -84,11 +84,15 @@ fn connect(redis: &Redis, machine: &mut Machine, link: &mut Link, now: u64, unti
         machine.connected(redis, false, now);
         return;
     }
+    let tls = match local.trust.begin(&server.address, redis.settings.ca_file.as_deref()) {
+        Ok(tls) => tls,
+        Err(error) => return machine.give_up(redis, error, monotonic()),
+    };
     if !local.pool.reserve(!machine.may_be_refused(), until) {
         machine.fail(redis, "all 64 connections of this process are in use", monotonic());
         return;
     }
-    match Connection::open(&server.address, &local.resolver, until, redis.command_time()) {
+    match Connection::open(&server.address, tls, &local.resolver, until, redis.command_time()) {
         Ok(connection) => {
             link.0 = Some(connection);
             machine.connected(redis, true, monotonic());
@@ -100,8 +104,8 @@ fn connect(redis: &Redis, machine: &mut Machine, link: &mut Link, now: u64, unti
     }
 }
 
-fn receive(redis: &Redis, machine: &mut Machine, link: &Link, until: u64) -> Received {
-    let Some(connection) = &link.0 else { return Received::Lost("there is no connection".to_owned()) };
+fn receive(redis: &Redis, machine: &mut Machine, link: &mut Link, until: u64) -> Received {
+    let Some(connection) = &mut link.0 else { return Received::Lost("there is no connection".to_owned()) };
     let mut bytes = [0u8; 1024];
     let received = connection.receive(&mut bytes, until);
     if let Received::Bytes(count) = received {

@@ -1,6 +1,7 @@
 //! What a lock service has in one process: connections, orphans, what its user may do.
 
 use super::orphans::Orphans;
+use super::tls::Trust;
 use super::transport::{Connection, Resolver};
 use crate::policy::NS_PER_MS;
 use crate::sys::monotonic;
@@ -16,6 +17,7 @@ pub struct Local {
     pub pool: Pool,
     pub orphans: Orphans,
     pub resolver: Arc<Resolver>,
+    pub trust: Trust,
     pub no_hashes: AtomicBool,
     pub one_key: AtomicBool,
     pub no_signals: AtomicBool,
@@ -31,6 +33,7 @@ impl Local {
             pool: Pool::default(),
             orphans: Orphans::default(),
             resolver: Arc::default(),
+            trust: Trust::default(),
             no_hashes: AtomicBool::new(false),
             one_key: AtomicBool::new(false),
             no_signals: AtomicBool::new(false),
@@ -90,7 +93,7 @@ impl Pool {
     /// over which a reply too many has come would answer it.
     pub fn take(&self, now: u64) -> Option<Connection> {
         let mut state = self.state();
-        while let Some(Idle { connection, since }) = state.idle.pop() {
+        while let Some(Idle { mut connection, since }) = state.idle.pop() {
             let age = now.saturating_sub(since);
             if age < TOO_OLD && connection.is_quiet() {
                 return Some(connection);

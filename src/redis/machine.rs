@@ -54,6 +54,8 @@ const LATE: u64 = 150 * NS_PER_MS;
 const NUDGE: u64 = NS_PER_MS * 3 / 2;
 /// How many connections a command is tried on.
 const TRIES: u32 = 3;
+/// What a server that speaks TLS says first to one who does not.
+const TLS_ALERT: u8 = 0x15;
 /// A token that no value begins with: values are compared by 32 bytes.
 const NOBODY: &[u8] = b"a token of another form is nobody's";
 
@@ -438,6 +440,9 @@ impl Machine {
             match self.replies.next() {
                 Ok(Some(reply)) => self.take(redis, reply, now),
                 Ok(None) => break,
+                Err(_) if bytes.first() == Some(&TLS_ALERT) => {
+                    self.lost(redis, now, "the server speaks TLS: use rediss://");
+                }
                 Err(_) => self.lost(redis, now, "what came is no reply of Redis"),
             }
         }
@@ -454,6 +459,17 @@ impl Machine {
             _ => return false,
         }
         true
+    }
+
+    /// It cannot be connected, and to try again is of no use.
+    pub fn give_up(&mut self, redis: &Redis, error: Error, now: u64) {
+        if let Aim::GiveBack(_) = self.aim {
+            return self.end_giving_back(redis, false, now);
+        }
+        if matches!(self.want, Want::Release) {
+            self.leave_orphan(redis, now);
+        }
+        self.end_in_doubt(redis, now, error);
     }
 
     fn take(&mut self, redis: &Redis, reply: Reply, now: u64) {

@@ -11,6 +11,8 @@ pub mod names;
 mod orphans;
 pub mod scripts;
 mod server;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+pub(crate) mod tls;
 mod transport;
 pub mod wire;
 

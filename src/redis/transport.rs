@@ -1,5 +1,6 @@
 //! Sockets with time limits: each call ends at a point in time, however slowly bytes trickle, and whatever signals come.
 
+use super::tls::Session;
 use crate::config::Address;
 use crate::fd::{KeptFd, opened};
 use crate::policy::{NS_PER_MS, ms_passed};
@@ -16,6 +17,12 @@ use std::time::Duration;
 
 /// A connection to a server.
 pub struct Connection {
+    socket: Socket,
+    tls: Option<Box<Session>>,
+}
+
+/// What bytes go over.
+pub struct Socket {
     fd: KeptFd,
     /// How long a receive waits by itself, in ns.
     receive_time: u64,
@@ -34,11 +41,18 @@ pub enum Received {
 }
 
 impl Connection {
-    /// Connects, until `until` at the latest. `receive_time`: how long replies mostly may take, in ns.
+    /// Connects, until `until` at the latest; with TLS, where there is a session to begin. `receive_time`: how long
+    /// replies mostly may take, in ns.
     ///
     /// # Errors
     /// Why not, in words.
-    pub fn open(address: &Address, resolver: &Arc<Resolver>, until: u64, receive_time: u64) -> Result<Self, String> {
+    pub fn open(
+        address: &Address,
+        mut tls: Option<Box<Session>>,
+        resolver: &Arc<Resolver>,
+        until: u64,
+        receive_time: u64,
+    ) -> Result<Self, String> {
         let socket = match address {
             Address::Tcp { host, port, .. } => connect_tcp(host, *port, resolver, until)?,
             Address::Unix(path) => connect_unix(path, until).map_err(|error| error.to_string())?,
@@ -48,9 +62,47 @@ impl Connection {
         // seconds later.
         set(&socket, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 });
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeval(receive_time));
-        Ok(Self { fd: KeptFd::new(socket), receive_time })
+        let socket = Socket { fd: KeptFd::new(socket), receive_time };
+        if let Some(tls) = &mut tls {
+            tls.shake_hands(&socket, until)?;
+        }
+        Ok(Self { socket, tls })
     }
 
+    /// Sends all of `bytes`.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn send(&mut self, bytes: &[u8], until: u64) -> Result<(), String> {
+        match &mut self.tls {
+            None => self.socket.send(bytes, until),
+            Some(tls) => tls.send(&self.socket, bytes, until),
+        }
+    }
+
+    /// Receives some bytes.
+    pub fn receive(&mut self, into: &mut [u8], until: u64) -> Received {
+        match &mut self.tls {
+            None => self.socket.receive(into, until),
+            Some(tls) => tls.receive(&self.socket, into, until),
+        }
+    }
+
+    /// Whether it is open and nothing has come.
+    pub fn is_quiet(&mut self) -> bool {
+        match &mut self.tls {
+            None => self.socket.is_quiet(),
+            Some(tls) => tls.is_quiet(&self.socket),
+        }
+    }
+
+    /// Closes it, unless its number is another's by now.
+    pub fn close(&self) {
+        self.socket.fd.close();
+    }
+}
+
+impl Socket {
     /// Sends all of `bytes`.
     ///
     /// # Errors
@@ -77,7 +129,16 @@ impl Connection {
     pub fn receive(&self, into: &mut [u8], until: u64) -> Received {
         let left = until.saturating_sub(monotonic());
         // The socket's own limit saves a call of the system where it is no longer than ours.
-        let mut may_block = left + left / 8 >= self.receive_time;
+        self.receive_or_wait(into, until, left + left / 8 >= self.receive_time)
+    }
+
+    /// The same, and never later.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    pub fn receive_by(&self, into: &mut [u8], until: u64) -> Received {
+        self.receive_or_wait(into, until, false)
+    }
+
+    fn receive_or_wait(&self, into: &mut [u8], until: u64, mut may_block: bool) -> Received {
         loop {
             if !may_block {
                 match self.poll_once(libc::POLLIN, until) {
@@ -103,18 +164,17 @@ impl Connection {
         }
     }
 
-    /// Whether it is open and nothing has come.
-    pub fn is_quiet(&self) -> bool {
+    fn is_quiet(&self) -> bool {
         let mut byte = 0u8;
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: an fd and room for a byte.
         let count = unsafe { libc::recv(self.fd.number(), (&raw mut byte).cast(), 1, flags) };
-        count < 0 && errno() == libc::EAGAIN && self.fd.status().is_some()
+        count < 0 && errno() == libc::EAGAIN && self.is_ours()
     }
 
-    /// Closes it, unless its number is another's by now.
-    pub fn close(&self) {
-        self.fd.close();
+    /// Whether its number is not another's by now.
+    pub fn is_ours(&self) -> bool {
+        self.fd.status().is_some()
     }
 
     /// Waits until it can be used for `events`, whatever signals come; false: until `until`, in vain.
