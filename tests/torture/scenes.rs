@@ -2,9 +2,9 @@
 //! and each planted bug must fail in its scene.
 
 use super::claim::late_claim;
-use super::stage::{LONG, Stage, take};
+use super::stage::{LONG, Stage, take, until};
 use super::steps::acquire_by_bell;
-use super::sys::{Child, Ended};
+use super::sys::{self, Child, Ended};
 use buflock::answer::{Await, Verdict};
 use buflock::client::Client;
 use buflock::hooks::{self, Mutant, Point};
@@ -217,6 +217,11 @@ fn bell_is_rung(stage: &Stage) -> Result<(), Wrong> {
     let waiter = stage.act(None, |client, _| acquire_by_bell(client, b"key", LONG, LONG).is_ok());
     waiter.passes(Point::BellSet, 1);
     waiter.falls_asleep();
+    // Else its first look, if that is late, sees the release by itself.
+    until("the bell did not fall asleep", || {
+        let bells = sys::threads_named("buflock-bell");
+        !bells.is_empty() && bells.into_iter().all(sys::is_asleep)
+    });
     ensure(stage.client().release(b"key", &holder.token.0).is_ok(), "a release failed")?;
     ensure(waiter.wakes(), "an event loop was not told of the release")?;
     ensure(waiter.result(), "an event loop did not get the lock")

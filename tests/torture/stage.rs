@@ -124,7 +124,7 @@ impl<T> Actor<T> {
     }
 }
 
-fn until(otherwise: &str, condition: impl Fn() -> bool) {
+pub fn until(otherwise: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
         assert!(begin.elapsed() < LIMIT, "{otherwise}");

@@ -186,6 +186,15 @@ pub fn is_asleep(thread: u64) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
 
+/// The threads of this process that have this name.
+pub fn threads_named(name: &str) -> Vec<u64> {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let numbers = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    let has_name =
+        |thread: &u64| fs::read_to_string(format!("/proc/self/task/{thread}/comm")).is_ok_and(|own| own.trim() == name);
+    numbers.filter(has_name).collect()
+}
+
 /// A fresh directory, gone with the guard.
 #[derive(Debug)]
 pub struct Dir {
