@@ -26,8 +26,8 @@ MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,
            $(foreach m,$(MODULES),$(if $(shell perl -M$(subst .,::,$(firstword $(subst :, ,$(m)))) -e 'print 1' 2>&-),,\
            $(lastword $(subst :, ,$(m)))))
 
-.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-install \
-        check bench model loom torture install clean
+.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos test-install \
+        check bench model loom torture chaos install clean
 
 all: lib
 
@@ -68,7 +68,7 @@ target/c/stampede: lib
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
-test: deps test-rust test-tls test-model test-loom test-torture test-c test-cdef test-install
+test: deps test-rust test-tls test-model test-loom test-torture test-chaos test-c test-cdef test-install
 
 test-rust:
 	$(CARGO) test -q $(FEATURES)
@@ -95,6 +95,14 @@ test-torture:
 	$(TORTURE) mutants
 	$(TORTURE) $(SECONDS)
 
+# Processes and a proxy before a real Redis server. RESTARTS=1: the server is killed, too.
+CHAOS := $(CARGO) test -q --test redis_chaos --
+chaos:
+	$(CHAOS) $(SECONDS) $(if $(RESTARTS),restarts) $(SEED)
+
+test-chaos:
+	$(CHAOS) 15
+
 test-c: lib hooks
 	@tests/c/run
 
@@ -112,7 +120,7 @@ check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy -q --all-targets -- -D warnings
 	$(CARGO) clippy -q --features tls --all-targets -- -D warnings
-	$(CARGO) clippy -q --test model -- -D warnings
+	$(CARGO) clippy -q --test model --test redis_chaos -- -D warnings
 	RUSTFLAGS="--cfg buflock_test" $(CARGO) clippy -q --lib --test torture --target-dir target/hooks -- -D warnings
 	RUSTFLAGS="--cfg buflock_loom" $(CARGO) clippy -q --test loom --target-dir target/loom -- -D warnings
 	@! $(CARGO) tree -e normal --prefix none | grep -E '^(rustls|ring) ' || { echo "TLS in a library without it"; exit 1; }

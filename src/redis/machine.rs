@@ -576,7 +576,7 @@ impl Machine {
         if number <= 0 {
             self.doubtful = false;
             if self.cancelled {
-                return self.give_back(redis, now, [busy(), busy()]);
+                return self.cancel_hold(redis, now);
             }
             return self.finish(self.held(number.unsigned_abs(), now).map(|held| Answer::Acquire(Acquire::Held(held))));
         }
@@ -781,6 +781,15 @@ impl Machine {
         }
     }
 
+    /// Ends BUSY. Where what is held can neither be given back nor remembered, it says so.
+    fn cancel_hold(&mut self, redis: &Redis, now: u64) {
+        let failed = match redis.server {
+            Some(_) => busy(),
+            None => Err(self.uncertain(redis, "it was cancelled, and giving it back failed")),
+        };
+        self.give_back(redis, now, [busy(), failed]);
+    }
+
     fn end_giving_back(&mut self, redis: &Redis, worked: bool, now: u64) {
         if !worked || self.strays {
             self.leave_orphan(redis, now); // once more: what was sent first may come last
@@ -823,7 +832,7 @@ impl Machine {
             Want::Acquire { .. } => {
                 self.cancelled = true;
                 match &self.answer {
-                    Some(Ok(Answer::Acquire(Acquire::Held(_)))) => self.give_back(redis, now, [busy(), busy()]),
+                    Some(Ok(Answer::Acquire(Acquire::Held(_)))) => self.cancel_hold(redis, now),
                     Some(_) => {}
                     None if self.may_be_held() => {}
                     None => {
