@@ -10,6 +10,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// Shorter leases often end before it is known that a reply is lost. In ns.
+const LONG: u64 = 300 * NS_PER_MS;
+
 /// A lock was given to somebody.
 #[derive(Clone, Debug)]
 struct Given {
@@ -70,12 +73,15 @@ impl History {
         holds.map(|hold| self.check_hold(board, hold, end)).count()
     }
 
-    /// How many leases that began after `since` nobody believed in, and how many of these lasted to their end: nobody gave them back.
+    /// How many long leases that began after `since` nobody believed in, and how many of these lasted to their end: nobody gave them back.
     pub fn orphans(&self, board: &Board, since: u64) -> [usize; 2] {
         let believed: HashSet<String> = board.holds().map(Hold::token).collect();
         let mut counts = [0; 2];
         for (key, given) in self.keys.iter().enumerate() {
             let lease = u64::from(ttl_ms(key)) * NS_PER_MS;
+            if lease < LONG {
+                continue;
+            }
             for pair in given.windows(2).filter(|pair| pair[0].at > since && !believed.contains(&pair[0].token)) {
                 counts[0] += 1;
                 counts[1] += usize::from(pair[1].at + NS_PER_MS >= pair[0].at + lease);

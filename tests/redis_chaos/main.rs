@@ -244,7 +244,10 @@ impl Run {
             }
         }
         let [all, lasted] = self.orphans;
-        println!("{all} leases that nobody believed in, of which {lasted} lasted to their end");
+        if all >= 50 && lasted * 5 > all && !restarts {
+            self.board.wrong("too many leases that nobody believed in were not given back");
+        }
+        println!("{all} long leases that nobody believed in, of which {lasted} lasted to their end");
         let over = self.board.longest_over.load(SeqCst);
         println!(
             "{} holds compared with the server's file; no call took more than {over} ms beyond its budget",
