@@ -488,7 +488,7 @@ impl Machine {
                 if let Reply::Error(text) = &reply {
                     self.said.clone_from(text);
                 }
-                still_orphan(redis, orphan, &reply);
+                still_orphan(redis, orphan, &reply, now);
             }
             (Some(Expected::Signal), reply) => self.take_signal(redis, &reply, now),
             (Some(Expected::Command), Reply::Error(text)) => self.take_refusal(redis, now, text),
@@ -735,7 +735,9 @@ impl Machine {
         redis.counts.lost_connection();
         let has_time = now + NS_PER_MS < self.limit.saturating_sub(self.reserve(redis));
         let giving_back = matches!(self.aim, Aim::GiveBack(_));
-        if !connecting && self.losses < TRIES && has_time && !self.cancelled_before_asking() {
+        // A second break might free the next holder.
+        let ends_here = asked && matches!(self.want, Want::Break) || self.cancelled_before_asking();
+        if !connecting && self.losses < TRIES && has_time && !ends_here {
             return self.connect(redis, now);
         }
         if giving_back {
@@ -817,7 +819,8 @@ impl Machine {
             _ => u64::MAX, // who releases does not say how long the lease was
         };
         let keys = self.names.keys(redis.has_one_key()).into_iter().map(<[u8]>::to_vec).collect();
-        redis.local().orphans.add(Orphan { keys, token: self.token.clone(), until });
+        let (token, may_be_late) = (self.token.clone(), self.is_acquire());
+        redis.local().orphans.add(Orphan { keys, token, until, after: now, may_be_late });
     }
 
     fn finish(&mut self, answer: Result<Answer, Error>) {
@@ -882,14 +885,15 @@ fn busy() -> Result<Answer, Error> {
 }
 
 /// After the reply to an orphan's release: whether it is to be released again.
-fn still_orphan(redis: &Redis, mut orphan: Orphan, reply: &Reply) {
+fn still_orphan(redis: &Redis, mut orphan: Orphan, reply: &Reply, now: u64) {
     match reply {
         Reply::Error(text) if is_state_of_the_server(text) => redis.local().orphans.add(orphan),
         Reply::Error(_) if orphan.keys.len() > 1 => {
             orphan.keys.truncate(1); // few rights
             redis.local().orphans.add(orphan);
         }
-        _ => {} // released, or it never will be
+        Reply::Integer(1) | Reply::Error(_) => {} // released, or it never will be
+        _ => orphan.found_nothing(now).into_iter().for_each(|orphan| redis.local().orphans.add(orphan)),
     }
 }
 

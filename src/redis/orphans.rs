@@ -1,7 +1,7 @@
 //! Locks that may be held though nobody knows it: their replies were lost. Their releases go ahead of the next command,
 //! whichever driver sends it.
 
-use std::collections::VecDeque;
+use crate::policy::NS_PER_MS;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,17 +19,31 @@ pub struct Orphan {
     pub token: Vec<u8>,
     /// When its lease is over anyway, on the monotonic clock, in ns.
     pub until: u64,
+    /// Not before, on the same clock.
+    pub after: u64,
+    /// Whether it may come to hold the lock later, so that one release that finds nothing is not enough.
+    pub may_be_late: bool,
+}
+
+impl Orphan {
+    /// How long after a release that found nothing another one follows, in ns.
+    const LATE: u64 = 1000 * NS_PER_MS;
+
+    /// After a release at `now` that found nothing: what is left to do.
+    pub fn found_nothing(self, now: u64) -> Option<Self> {
+        self.may_be_late.then(|| Self { after: now + Self::LATE, may_be_late: false, ..self })
+    }
 }
 
 /// The list of a lock service in one process.
 #[derive(Debug, Default)]
 pub struct Orphans {
-    list: Mutex<VecDeque<Orphan>>,
+    list: Mutex<Vec<Orphan>>,
     forgotten: AtomicU64,
 }
 
 impl Orphans {
-    fn list(&self) -> MutexGuard<'_, VecDeque<Orphan>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Orphan>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -37,18 +51,18 @@ impl Orphans {
     pub fn add(&self, orphan: Orphan) {
         let mut list = self.list();
         if list.len() == MOST {
-            list.pop_front();
+            list.remove(0);
             self.forgotten.fetch_add(1, Relaxed);
         }
-        list.push_back(orphan);
+        list.push(orphan);
     }
 
     /// Takes some to send. Those whose lease is over are over.
     pub fn take(&self, now: u64) -> Vec<Orphan> {
         let mut list = self.list();
         list.retain(|orphan| orphan.until > now);
-        let count = list.len().min(AT_ONCE);
-        list.drain(..count).collect()
+        let is_due = |orphan: &mut Orphan| orphan.after <= now;
+        list.extract_if(.., is_due).take(AT_ONCE).collect()
     }
 
     /// Forgets the one with this token: its owner releases it.
@@ -67,7 +81,7 @@ mod tests {
     use super::*;
 
     fn orphan(number: usize) -> Orphan {
-        Orphan { keys: Vec::new(), token: number.to_string().into(), until: 100 }
+        Orphan { keys: Vec::new(), token: number.to_string().into(), until: 100, after: 0, may_be_late: true }
     }
 
     #[test]
@@ -80,5 +94,16 @@ mod tests {
         assert_eq!(orphans.take(0).first(), Some(&orphan(4 + AT_ONCE)));
         assert_eq!(orphans.take(100), []);
         assert_eq!(orphans.counts(), (0, 3));
+    }
+
+    #[test]
+    fn what_may_come_late_is_released_twice() {
+        let orphans = Orphans::default();
+        let again = orphan(1).found_nothing(50).unwrap();
+        let lasting = Orphan { until: u64::MAX, ..again };
+        orphans.add(lasting.clone());
+        assert_eq!(orphans.take(50 + Orphan::LATE - 1), []);
+        assert_eq!(orphans.take(50 + Orphan::LATE), std::slice::from_ref(&lasting));
+        assert_eq!(lasting.found_nothing(60), None);
     }
 }
