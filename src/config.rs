@@ -82,7 +82,7 @@ pub struct Settings {
     pub breaker: Option<u32>,
     /// Redis: whether holds are numbered. In shared memory they always are.
     pub fencing: bool,
-    /// Redis: whether a release wakes waiters.
+    /// Redis: whether a wait ends at its time by sending the next command, which makes the server look.
     pub nudge: bool,
     /// Redis: what inspect shows of us.
     pub label: Option<String>,

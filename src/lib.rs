@@ -1,11 +1,12 @@
 //! buflock: one lock that Perl, nginx/OpenResty and C programs share.
 //!
-//! On one host it works through shared memory, with no server at all. A lock has a lease: it ends by itself when its
-//! holder dies or forgets it. The C API in `include/buflock.h` is generated from [`ffi`]; [`client::Client`] is the
-//! same for Rust.
+//! On one host it works through shared memory, with no server at all; across hosts through Redis. A lock has a lease: it
+//! ends by itself when its holder dies or forgets it. The C API in `include/buflock.h` is generated from [`ffi`];
+//! [`client::Client`] is the same for Rust.
 //!
-//! Dependencies point one way: `ffi` to `client`, `client` to the backends `shm` and `off`, all to the leaves `answer`,
-//! `config`, `error`, `fd`, `fork`, `hex`, `key`, `policy`, `stats`, `step`, `sys`, `token`. The backends do not know each other.
+//! Dependencies point one way: `ffi` to `client` and `op`, these to the backends `shm`, `redis` and `off`, all to the
+//! leaves `answer`, `cancel`, `config`, `error`, `fd`, `fork`, `hex`, `hooks`, `key`, `policy`, `stats`, `step`, `sys`,
+//! `token`. The backends do not know each other.
 
 pub mod answer;
 pub mod cancel;

@@ -44,7 +44,7 @@ pub enum Want {
     Break,
 }
 
-/// No answer was "unknown" yet: the script says so of a lock without end, too.
+/// What the scripts say of a lock whose end is not known: it has none, or this user may not ask for it.
 const UNKNOWN_LEFT: i64 = 2_147_483_647;
 /// The longest wait for a signal, in ms: a signal is lost when the waiter that it woke dies.
 const SLICE: u64 = 500;

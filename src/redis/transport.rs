@@ -128,7 +128,7 @@ impl Socket {
     /// Receives some bytes.
     pub fn receive(&self, into: &mut [u8], until: u64) -> Received {
         let left = until.saturating_sub(monotonic());
-        // The socket's own limit saves a call of the system where it is no longer than ours.
+        // The socket's own limit saves a call of the system where it is longer than ours by an eighth at most.
         self.receive_or_wait(into, until, left + left / 8 >= self.receive_time)
     }
 
