@@ -573,14 +573,13 @@ impl Machine {
     /// An acquire's reply: above 0 the lock is another's for so many ms, else it is ours.
     fn acquired_or_not(&mut self, redis: &Redis, number: i64, now: u64) {
         redis.note_answer();
+        self.doubtful = false;
         if number <= 0 {
-            self.doubtful = false;
             if self.cancelled {
                 return self.cancel_hold(redis, now);
             }
-            return self.finish(self.held(number.unsigned_abs(), now).map(|held| Answer::Acquire(Acquire::Held(held))));
+            return self.finish(Ok(Answer::Acquire(Acquire::Held(self.held(number.unsigned_abs(), now)))));
         }
-        self.doubtful = false;
         let left_ms = left_ms(number);
         if self.cancelled || now >= self.deadline {
             if !self.waited {
@@ -593,13 +592,13 @@ impl Machine {
         self.wait(redis, number, ACQUIRERS, now);
     }
 
-    fn held(&self, fence: u64, now: u64) -> Result<Held, Error> {
+    fn held(&self, fence: u64, now: u64) -> Held {
         let (Want::Acquire { ttl_ms, .. }, Some(token)) = (&self.want, self.own_token()) else {
             unreachable!("only an acquire holds, with a token of ours")
         };
         // The lease began between sending and receiving; and clocks differ by up to 1 %.
         let passed = ms_left(now.saturating_sub(self.sent)).saturating_add(ttl_ms / 100 + 2);
-        Ok(Held { token, fence, left_ms: ttl_ms.saturating_sub(passed), waited_ms: self.waited_ms(now) })
+        Held { token, fence, left_ms: ttl_ms.saturating_sub(passed), waited_ms: self.waited_ms(now) }
     }
 
     fn waited_ms(&self, now: u64) -> u32 {
