@@ -8,12 +8,10 @@ pub enum Step {
         /// Whether the connection in use is clean and may serve others; else close it.
         keep: bool,
     },
-    /// Connect to the server, or take a connection that was kept.
+    /// Close the connection in use, if there is one; then connect to the server, or take a connection that was kept.
     Connect {
         /// In ms.
         ms: u32,
-        /// What to do with the connection in use, if there is one.
-        keep: bool,
     },
     /// Send all that the op has to say. It is said once.
     Send {

@@ -228,15 +228,15 @@ fn step_of(op: &mut Op) -> buflock_step {
             let (kind, data) = (kind::BUFLOCK_STEP_SEND as i32, bytes.as_ptr().cast());
             buflock_step { kind, ms, data, data_len: bytes.len(), ..idle }
         }
-        Step::Connect { ms, keep } => {
-            let (kind, keep) = (kind::BUFLOCK_STEP_CONNECT as i32, keep.into());
-            let Some((server, may_wait)) = op.server() else { return buflock_step { kind, ms, keep, ..idle } };
+        Step::Connect { ms } => {
+            let kind = kind::BUFLOCK_STEP_CONNECT as i32;
+            let Some((server, may_wait)) = op.server() else { return buflock_step { kind, ms, ..idle } };
             let (port, tls) = match server.address {
                 Address::Tcp { port, tls, .. } => (port.into(), tls.into()),
                 Address::Unix(_) => (0, 0),
             };
             let pool = if may_wait { &server.waiting_pool } else { &server.pool };
-            buflock_step { kind, ms, keep, tls, port, host: server.host.as_ptr(), pool: pool.as_ptr(), ..idle }
+            buflock_step { kind, ms, tls, port, host: server.host.as_ptr(), pool: pool.as_ptr(), ..idle }
         }
     }
 }

@@ -26,8 +26,8 @@ pub fn drive(redis: &Redis, machine: &mut Machine, link: &mut Link, slice: Optio
                 put_back(redis, link, keep, now);
                 return true;
             }
-            Step::Connect { ms, keep } => {
-                put_back(redis, link, keep, now);
+            Step::Connect { ms } => {
+                put_back(redis, link, false, now);
                 connect(redis, machine, link, now, until(ms));
             }
             Step::Send { ms } => {

@@ -218,7 +218,7 @@ impl Machine {
         loop {
             match self.at {
                 At::Begin => self.begin(redis, now),
-                At::Connect { until } if now < until => return Step::Connect { ms: left(until, now), keep: false },
+                At::Connect { until } if now < until => return Step::Connect { ms: left(until, now) },
                 At::Connect { .. } => self.lost(redis, now, &timed_out("connecting", redis.connect_time())),
                 At::Send { until } => {
                     self.at = At::Receive { until };
