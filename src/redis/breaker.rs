@@ -3,17 +3,17 @@
 //!
 //! Its state is in a page that forked processes share, so that one of them finds out for all.
 
+use crate::policy::NS_PER_MS;
 use std::io;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-const MS: u64 = 1_000_000;
 /// The first pause, in ns. It doubles with each probe that fails.
-const FIRST: u64 = 1_000 * MS;
+const FIRST: u64 = 1_000 * NS_PER_MS;
 /// The longest pause, in ns.
-const LONGEST: u64 = 30_000 * MS;
+const LONGEST: u64 = 30_000 * NS_PER_MS;
 
 /// The state; all zero: closed.
 struct Page {
@@ -98,7 +98,7 @@ impl Breaker {
             return Pass::Free;
         }
         page.refused.fetch_add(1, Relaxed);
-        Pass::Refused(closed_until.saturating_sub(now).max(MS))
+        Pass::Refused(closed_until.saturating_sub(now).max(NS_PER_MS))
     }
 
     /// The server answered.
@@ -152,6 +152,7 @@ impl Drop for Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::NS_PER_MS as MS;
 
     const CLAIM: u64 = 500 * MS;
     const MIDDLE: u32 = 511; // no spread, nearly
