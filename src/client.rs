@@ -171,7 +171,7 @@ impl Client {
                 let token = Token::random().map_err(|_| Error::NoRandom)?;
                 Op::redis(redis, RedisWant::Acquire { ttl_ms, tell_left: true }, key, &token.0, wait_ms, &self.ends)
             }
-            Backend::Off(off) => Op::answered(off.acquire(ttl_ms).map(Answer::Acquire), key, &self.ends),
+            Backend::Off(off) => Op::answered(off.acquire(ttl_ms).map(Answer::Acquire), &self.ends),
         })
     }
 
@@ -184,7 +184,7 @@ impl Client {
         Ok(match &self.backend {
             Backend::Shm(shm) => Op::shm(shm, key, Want::Extend { token: Token::parse(token), ttl_ms }, 0, &self.ends),
             Backend::Redis(redis) => Op::redis(redis, RedisWant::Extend { ttl_ms }, key, token, 0, &self.ends),
-            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), key, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), &self.ends),
         })
     }
 
@@ -193,7 +193,7 @@ impl Client {
         match &self.backend {
             Backend::Shm(shm) => Op::shm(shm, key, Want::Release { token: Token::parse(token) }, 0, &self.ends),
             Backend::Redis(redis) => Op::redis(redis, RedisWant::Release, key, token, 0, &self.ends),
-            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), key, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Verdict(Verdict::Ok)), &self.ends),
         }
     }
 
@@ -203,7 +203,7 @@ impl Client {
         match &self.backend {
             Backend::Shm(shm) => Op::shm(shm, key, Want::Await, wait_ms, &self.ends),
             Backend::Redis(redis) => Op::redis(redis, RedisWant::Await, key, b"", wait_ms, &self.ends),
-            Backend::Off(_) => Op::answered(Ok(Answer::Await(Await::Over)), key, &self.ends),
+            Backend::Off(_) => Op::answered(Ok(Answer::Await(Await::Over)), &self.ends),
         }
     }
 

@@ -45,8 +45,6 @@ pub struct Ends {
 /// One operation.
 pub struct Op {
     machine: OpMachine,
-    key: Box<[u8]>,
-    id: u32,
     maker: u32,
     result: Option<Result<Answer, Error>>,
     /// Whether the caller knows of a success: then the lock is its own.
@@ -56,7 +54,7 @@ pub struct Op {
 
 /// The backend's machine, with what it needs.
 enum OpMachine {
-    Shm { shm: Arc<Shm>, machine: Machine },
+    Shm { shm: Arc<Shm>, machine: Machine, key: Box<[u8]>, id: u32 },
     Redis { redis: Arc<Redis>, machine: Box<RedisMachine>, link: Link },
     Off { answer: Result<Answer, Error> },
 }
@@ -64,8 +62,8 @@ enum OpMachine {
 impl Op {
     /// An op in shared memory.
     pub fn shm(shm: &Arc<Shm>, key: &[u8], want: Want, wait_ms: u32, ends: &Arc<Ends>) -> Self {
-        let machine = OpMachine::Shm { shm: shm.clone(), machine: Machine::new(want, wait_ms) };
-        Self::new(machine, key, shm.next_id(), ends)
+        let (machine, id) = (Machine::new(want, wait_ms), shm.next_id());
+        Self::new(OpMachine::Shm { shm: shm.clone(), machine, key: key.into(), id }, ends)
     }
 
     /// An op over Redis.
@@ -78,17 +76,16 @@ impl Op {
         ends: &Arc<Ends>,
     ) -> Self {
         let machine = Box::new(redis.machine(want, key, token, wait_ms));
-        Self::new(OpMachine::Redis { redis: redis.clone(), machine, link: Link::default() }, b"", 1, ends)
+        Self::new(OpMachine::Redis { redis: redis.clone(), machine, link: Link::default() }, ends)
     }
 
     /// An op whose answer stands already.
-    pub fn answered(answer: Result<Answer, Error>, key: &[u8], ends: &Arc<Ends>) -> Self {
-        Self::new(OpMachine::Off { answer }, key, 1, ends)
+    pub fn answered(answer: Result<Answer, Error>, ends: &Arc<Ends>) -> Self {
+        Self::new(OpMachine::Off { answer }, ends)
     }
 
-    fn new(machine: OpMachine, key: &[u8], id: u32, ends: &Arc<Ends>) -> Self {
-        let (key, ends) = (key.into(), ends.clone());
-        Self { machine, key, id, maker: std::process::id(), result: None, fetched: false, ends }
+    fn new(machine: OpMachine, ends: &Arc<Ends>) -> Self {
+        Self { machine, maker: std::process::id(), result: None, fetched: false, ends: ends.clone() }
     }
 
     /// That this process made it.
@@ -115,9 +112,9 @@ impl Op {
             let answer = match &mut self.machine {
                 OpMachine::Off { answer } => answer.clone(),
                 OpMachine::Redis { .. } => unreachable!("it has its own steps"),
-                OpMachine::Shm { shm, machine } => match machine.look(shm, &self.key) {
+                OpMachine::Shm { shm, machine, key, id } => match machine.look(shm, key) {
                     Look::Over(answer) => answer,
-                    Look::Busy(pause) => match shm.wait_step(machine, &pause, self.id) {
+                    Look::Busy(pause) => match shm.wait_step(machine, &pause, *id) {
                         Some(step) => return step,
                         None => continue, // it changed while it was armed: look again
                     },
@@ -235,7 +232,7 @@ impl Op {
             let answer = match &mut self.machine {
                 OpMachine::Off { answer } => answer.clone(),
                 OpMachine::Redis { .. } => unreachable!("it is driven elsewhere"),
-                OpMachine::Shm { shm, machine } => match machine.look(shm, &self.key) {
+                OpMachine::Shm { shm, machine, key, .. } => match machine.look(shm, key) {
                     Look::Over(answer) => answer,
                     Look::Busy(_) if left == 0 => return Run::Interrupted,
                     Look::Busy(pause) => {
@@ -270,8 +267,8 @@ impl Op {
         };
         counter.fetch_add(1, Relaxed);
         self.result = Some(answer);
-        if let OpMachine::Shm { shm, .. } = &self.machine {
-            shm.disarm(self.id);
+        if let OpMachine::Shm { shm, id, .. } = &self.machine {
+            shm.disarm(*id);
         }
     }
 
@@ -324,10 +321,10 @@ impl Op {
             machine.abandon(redis, self.fetched, monotonic());
             return put_back(redis, link, false, 0);
         }
-        let OpMachine::Shm { shm, machine } = &mut self.machine else { return };
-        shm.disarm(self.id);
+        let OpMachine::Shm { shm, machine, key, id } = &mut self.machine else { return };
+        shm.disarm(*id);
         match held {
-            Some(held) if !self.fetched => drop(shm.release(&self.key, &held.token.0)), // no answer is listened to
+            Some(held) if !self.fetched => drop(shm.release(key, &held.token.0)), // no answer is listened to
             Some(_) => {}
             None => machine.leave(shm),
         }
@@ -341,8 +338,8 @@ impl Drop for Op {
         }
         if self.result.is_none() {
             self.ends.cancelled.fetch_add(1, Relaxed);
-            if let OpMachine::Shm { shm, machine } = &self.machine {
-                machine.drop_hold(shm, &self.key);
+            if let OpMachine::Shm { shm, machine, key, .. } = &self.machine {
+                machine.drop_hold(shm, key);
             }
         }
         self.abandon();
