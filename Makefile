@@ -27,7 +27,7 @@ MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,
            $(lastword $(subst :, ,$(m)))))
 
 .PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos test-install \
-        check bench model loom torture chaos install clean
+        check bench bench-peers model loom torture chaos install clean
 
 all: lib
 
@@ -130,9 +130,19 @@ check:
 	@tests/c/exports
 	@git diff --exit-code -- include bindings Cargo.lock || { echo "generated files are stale: commit them"; exit 1; }
 
-# Figures, side by side in one run, into target/bench. Not a test: nothing fails.
+# Figures, side by side in one run, into target/bench. Not a test: nothing fails. Peers that are not there are left out.
 bench: lib
 	@$(CARGO) bench -q --bench bench
+
+# Other lock libraries for Redis, of the versions in benches/peers, into target/peers. From the net; nothing is installed
+# outside, so the Perl modules and node are left to the system. One that fails does not keep the others away.
+PEERS := target/peers
+bench-peers:
+	@mkdir -p $(PEERS)/node && cp benches/peers/node/*.js* $(PEERS)/node
+	-@python3 -m venv $(PEERS)/venv && \
+	  $(PEERS)/venv/bin/pip -q install --disable-pip-version-check --require-hashes -r benches/peers/requirements.txt
+	-@cd $(PEERS)/node && npm ci --silent --no-audit --no-fund --ignore-scripts
+	-@$(CARGO) build -q --locked --release --manifest-path benches/peers/rslock/Cargo.toml --target-dir $(PEERS)/rslock
 
 # Installs what lib has built, and builds nothing: it may run as another user, without cargo.
 LIBDIR     = $(DESTDIR)$(PREFIX)/lib

@@ -204,7 +204,7 @@ impl<'b> BellHandoff<'b> {
     fn block(&mut self, number: usize) -> Result<Vec<u64>, String> {
         let (bench, subject) = (self.bench, &self.subjects[number]);
         let releasers = || bench.lock(Kind::Buflock, KEY);
-        relay(self.cpus.releaser, subject.samples, &mut self.pauses, releasers, || subject.waiter(bench))
+        relay(self.cpus.releaser, subject.samples, || self.pauses.hold(), releasers, || subject.waiter(bench))
     }
 }
 

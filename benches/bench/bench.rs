@@ -47,7 +47,7 @@ impl Bench {
     pub fn lock(&self, kind: Kind, key: &str) -> Result<Box<dyn Lock + '_>, String> {
         Ok(match kind {
             Kind::Buflock => Box::new(Buflock::waiting(self.handle()?, key)),
-            Kind::Polling => Box::new(Polling(Buflock::trying(self.handle()?, key))),
+            Kind::Polling => Box::new(Polling::steadily(Buflock::trying(self.handle()?, key))),
             Kind::Robust => Box::new(Robust(&self.rivals)),
             Kind::Flock => Box::new(Flock::open(self.dir.path())?),
         })

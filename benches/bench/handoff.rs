@@ -58,7 +58,7 @@ impl<'b> Handoff<'b> {
         let Subject { kind, place, samples, .. } = self.subjects[number];
         let open = || self.bench.lock(kind, "handoff");
         let Cpus { releaser, waiter } = self.cpus(place);
-        relay(releaser, samples, &mut self.pauses, open, || pin(waiter).and_then(|()| open()))
+        relay(releaser, samples, || self.pauses.hold(), open, || pin(waiter).and_then(|()| open()))
     }
 
     fn has(&self, place: Place) -> bool {

@@ -255,19 +255,38 @@ impl Lock for Buflock<'_> {
 }
 
 /// Waiting without a signal, as lock libraries do that can only try again.
-pub struct Polling<'b>(pub Buflock<'b>);
+pub struct Polling<'b> {
+    lock: Buflock<'b>,
+    /// The first pause, and how many times longer each one is than the one before, up to the longest.
+    step: Duration,
+    ratio: u32,
+    longest: Duration,
+}
+
+impl<'b> Polling<'b> {
+    pub fn steadily(lock: Buflock<'b>) -> Self {
+        Self { ratio: 1, ..Self::growing(lock) }
+    }
+
+    /// In the steps of lua-resty-lock.
+    pub fn growing(lock: Buflock<'b>) -> Self {
+        Self { lock, step: Duration::from_millis(1), ratio: 2, longest: Duration::from_millis(500) }
+    }
+}
 
 impl Lock for Polling<'_> {
     fn lock(&mut self) -> Result<(), String> {
+        let mut pause = self.step;
         loop {
-            match self.0.acquire() {
+            match self.lock.acquire() {
                 OK => return Ok(()),
-                BUSY => std::thread::sleep(Duration::from_millis(1)),
-                status => return Err(self.0.handle.failure("buflock_acquire", status)),
+                BUSY => std::thread::sleep(pause),
+                status => return Err(self.lock.handle.failure("buflock_acquire", status)),
             }
+            pause = self.longest.min(pause * self.ratio);
         }
     }
     fn unlock(&mut self) -> Result<(), String> {
-        self.0.unlock()
+        self.lock.unlock()
     }
 }

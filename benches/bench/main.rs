@@ -14,6 +14,10 @@ mod library;
 mod locks;
 mod machine;
 mod plot;
+mod redis_pair;
+mod redis_peers;
+mod redis_server;
+mod redis_waits;
 mod relay;
 mod report;
 mod shared;
@@ -116,6 +120,7 @@ fn run(options: &Options) -> Result<Report, String> {
     make_dir(&options.out)?;
     team::catch_signals();
     let bench = Bench::new(&options.library, options.quick)?;
+    let redis = redis_server::Server::find(&bench);
     let mut parts: Vec<Box<dyn Measure + '_>> = vec![
         Box::new(uncontended::Uncontended::new(&bench)?),
         Box::new(handoff::Handoff::new(&bench)),
@@ -126,6 +131,14 @@ fn run(options: &Options) -> Result<Report, String> {
         Box::new(contended::Contended::new(&bench)),
         Box::new(library::Library::new(&bench, &options.out)?),
     ];
+    match &redis {
+        Ok(server) => {
+            parts.push(Box::new(redis_pair::Pairs::new(&bench, server)?));
+            parts.push(Box::new(redis_waits::OneWaiter::new(&bench, server)));
+            parts.push(Box::new(redis_waits::Crowd::new(&bench, server)?));
+        }
+        Err(reason) => eprintln!("left out: Redis: {reason}"),
+    }
     for round in 1..=options.rounds {
         for part in &mut parts {
             eprintln!("round {round} of {}: {}", options.rounds, part.title());
@@ -134,7 +147,8 @@ fn run(options: &Options) -> Result<Report, String> {
         }
     }
     let sections = parts.iter().map(|part| section(&**part)).collect();
-    let facts = machine::facts(&bench, options.rounds, &load);
+    let mut facts = machine::facts(&bench, options.rounds, &load);
+    facts.push(("Redis", redis.as_ref().map_or_else(|reason| format!("left out: {reason}"), |it| it.about.clone())));
     Ok(Report { facts, quick: options.quick, sections })
 }
 

@@ -8,11 +8,9 @@ use crate::cpus::Pinned;
 use crate::locks::Lock;
 use crate::report::{Row, Unit};
 use crate::shared::{Shared, Zeroed, now_ns, post, times_slept, wait_for};
-use crate::stats::{Pauses, Series, percentile};
+use crate::stats::{Series, percentile};
 use crate::team::Team;
 
-const SHORTEST_HOLD: Duration = Duration::from_millis(1);
-const LONGEST_HOLD: Duration = Duration::from_millis(3);
 const MOST_SAMPLES: usize = 256;
 /// Instead of a latency: the waiter got the lock without having slept.
 const AWAKE: u64 = u64::MAX;
@@ -49,11 +47,12 @@ impl Cpus {
 }
 
 /// One block of samples: from a stamp before the release until the waiter owns the lock. Each side opens its own lock,
-/// in its own process; the releaser is pinned, the waiter where `waiters` does it.
+/// in its own process; the releaser is pinned, the waiter where `waiters` does it. `hold`: how long the next hold lasts,
+/// from when the waiter waits.
 pub fn relay<'l>(
     releaser_cpu: usize,
     samples: usize,
-    pauses: &mut Pauses,
+    mut hold: impl FnMut() -> Duration,
     releasers: impl Fn() -> Result<Box<dyn Lock + 'l>, String>,
     waiters: impl Fn() -> Result<Box<dyn Lock + 'l>, String>,
 ) -> Result<Vec<u64>, String> {
@@ -65,7 +64,7 @@ pub fn relay<'l>(
         lock.lock()?;
         post(&baton.turn, sample);
         team.wait_for(&baton.waiting, sample)?;
-        std::thread::sleep(pauses.between(SHORTEST_HOLD, LONGEST_HOLD));
+        std::thread::sleep(hold());
         baton.released.store(now_ns(), SeqCst);
         lock.unlock()?;
         team.wait_for(&baton.done, sample)?;

@@ -38,7 +38,8 @@ impl Unit {
         match self {
             Self::PerSecond if value >= 1e6 => format!("{:.2} M/s", value / 1e6),
             Self::PerSecond => format!("{:.0} k/s", value / 1e3),
-            Self::Count => format!("{value:.0}"),
+            Self::Count if value.fract() == 0.0 => format!("{value:.0}"),
+            Self::Count => format!("{value:.2}"),
             Self::Kilobytes => format!("{value:.0} {name}"),
             Self::Times if value < 10.0 => format!("{value:.2} {name}"),
             Self::Milliseconds | Self::Percent => format!("{value:.2} {name}"),

@@ -32,6 +32,11 @@ impl Series {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }
 
+    /// In another unit.
+    pub fn scaled(&self, factor: f64) -> Self {
+        Self(self.0.iter().map(|value| value * factor).collect())
+    }
+
     /// Round by round, so that both sides have had the same machine.
     pub fn over(&self, base: &Self) -> Self {
         Self(self.0.iter().zip(&base.0).map(|(own, base)| own / base).collect())
@@ -66,6 +71,11 @@ pub struct Pauses(u64);
 impl Pauses {
     pub fn new() -> Self {
         Self(88_172_645_463_325_252)
+    }
+
+    /// 1 to 3 ms: so long lasts a hold in a hand-off.
+    pub fn hold(&mut self) -> Duration {
+        self.between(Duration::from_millis(1), Duration::from_millis(3))
     }
 
     pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
