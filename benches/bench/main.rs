@@ -33,10 +33,11 @@ use bench::{Bench, Measure};
 use report::{Report, Section};
 
 const USAGE: &str = "\
-usage: bench [LIBRARY] [--quick] [--check] [--rounds N] [--out DIR]
+usage: bench [LIBRARY] [--quick] [--check] [--only TEXT] [--rounds N] [--out DIR]
   LIBRARY     the file to measure (else BUFLOCK_LIB, else target/dist/release/libbuflock.so)
   --quick     few iterations: shows that the bench works, not how fast anything is
   --check     exit code 1 when a bar is missed
+  --only TEXT only parts with this in their title
   --rounds N  how often every part has its turn: 7, with --quick 2
   --out DIR   where bench.md, bench.json and bench.svg go: target/bench";
 
@@ -45,6 +46,7 @@ struct Options {
     out: PathBuf,
     quick: bool,
     check: bool,
+    only: String,
     rounds: usize,
 }
 
@@ -82,6 +84,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
         out: "target/bench".into(),
         quick: false,
         check: false,
+        only: String::new(),
         rounds: 0,
     };
     let mut arguments = arguments.into_iter();
@@ -90,6 +93,7 @@ fn parse(arguments: Vec<String>) -> Result<Options, String> {
         match &*argument {
             "--quick" => options.quick = true,
             "--check" => options.check = true,
+            "--only" => options.only = value()?,
             "--rounds" => options.rounds = number(&value()?)?,
             "--out" => options.out = value()?.into(),
             // Cargo says it to every bench.
@@ -139,6 +143,7 @@ fn run(options: &Options) -> Result<Report, String> {
         }
         Err(reason) => eprintln!("left out: Redis: {reason}"),
     }
+    parts.retain(|part| part.title().contains(&options.only));
     for round in 1..=options.rounds {
         for part in &mut parts {
             eprintln!("round {round} of {}: {}", options.rounds, part.title());
