@@ -31,7 +31,9 @@ impl Token {
     /// # Errors
     /// Where the kernel gives no random numbers.
     pub fn random() -> Result<Self, rand::rngs::SysError> {
-        Ok(Self::from_halves(SysRng.try_next_u64()?, SysRng.try_next_u64()?))
+        let mut bits = [0; 16]; // at once: each asking is a call of the system
+        SysRng.try_fill_bytes(&mut bits)?;
+        Ok(Self(hex::digits(u128::from_ne_bytes(bits))))
     }
 }
 

@@ -77,6 +77,8 @@ pub struct Pool {
 struct State {
     idle: Vec<Idle>,
     open: usize,
+    /// Threads in `reserve`.
+    waiting: usize,
 }
 
 struct Idle {
@@ -115,10 +117,12 @@ impl Pool {
                 state.open -= 1;
                 continue;
             }
+            state.waiting += 1;
             state = self
                 .changed
                 .wait_timeout(state, Duration::from_nanos(left))
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state.waiting -= 1;
         }
         state.open += 1;
         true
@@ -129,8 +133,7 @@ impl Pool {
         let mut state = self.state();
         if state.idle.len() < IDLE_MOST {
             state.idle.push(Idle { connection, since: now });
-            drop(state);
-            self.changed.notify_one();
+            self.tell(state);
         } else {
             drop(state);
             self.close(connection);
@@ -145,8 +148,18 @@ impl Pool {
 
     /// A connection is closed, or one that was to be opened is not.
     pub fn closed(&self) {
-        self.state().open -= 1;
-        self.changed.notify_one();
+        let mut state = self.state();
+        state.open -= 1;
+        self.tell(state);
+    }
+
+    /// Wakes one that waits in `reserve`, if any: that is a call of the system.
+    fn tell(&self, state: MutexGuard<'_, State>) {
+        let waiting = state.waiting > 0;
+        drop(state);
+        if waiting {
+            self.changed.notify_one();
+        }
     }
 
     /// How many are kept, and how many are open.
