@@ -1,6 +1,4 @@
-//! Commands and replies as bytes: RESP2, by the crate `redis`, which is given one whole reply at a time.
-
-use redis::Value;
+//! Commands and replies as bytes: RESP2.
 
 /// The longest reply that is read. Ours have some hundred bytes.
 const REPLY_MAX: usize = 64 * 1024;
@@ -9,11 +7,26 @@ const LIST_MAX: usize = 8;
 
 /// Writes a command behind what is in `to`.
 pub fn write_command(to: &mut Vec<u8>, arguments: &[&[u8]]) {
-    let mut command = redis::Cmd::with_capacity(arguments.len(), arguments.iter().map(|part| part.len()).sum());
+    to.reserve(arguments.iter().map(|argument| argument.len() + 16).sum::<usize>() + 16);
+    write_head(to, b'*', arguments.len());
     for argument in arguments {
-        command.arg(*argument);
+        write_head(to, b'$', argument.len());
+        to.extend_from_slice(argument);
+        to.extend_from_slice(b"\r\n");
     }
-    to.extend_from_slice(&command.get_packed_command());
+}
+
+fn write_head(to: &mut Vec<u8>, kind: u8, number: usize) {
+    to.push(kind);
+    let mut power = 1;
+    while number / power >= 10 {
+        power *= 10;
+    }
+    while power > 0 {
+        to.push(b"0123456789"[number / power % 10]);
+        power /= 10;
+    }
+    to.extend_from_slice(b"\r\n");
 }
 
 /// What a server answers.
@@ -64,12 +77,14 @@ impl Replies {
     /// What came is no reply, or one that is too long for any of ours.
     #[allow(clippy::should_implement_trait)] // it never ends
     pub fn next(&mut self) -> Result<Option<Reply>, Garbage> {
-        let Some(length) = reply_length(&self.bytes, true)? else {
-            return if self.bytes.len() > REPLY_MAX { Err(Garbage) } else { Ok(None) };
-        };
-        let value = redis::parse_redis_value(&self.bytes[..length]).map_err(|_| Garbage)?;
-        self.bytes.drain(..length);
-        reply(value).map(Some)
+        match parse(&self.bytes, true)? {
+            Some((reply, length)) => {
+                self.bytes.drain(..length);
+                Ok(Some(reply))
+            }
+            None if self.bytes.len() > REPLY_MAX => Err(Garbage),
+            None => Ok(None),
+        }
     }
 
     /// Whether nothing is left over.
@@ -83,53 +98,41 @@ impl Replies {
     }
 }
 
-/// The length of the reply that `bytes` begin with; None: more must come. So the parser never sees a piece of a reply,
-/// nor one of a form that ours don't have, such as a list of a billion members.
-fn reply_length(bytes: &[u8], may_be_list: bool) -> Result<Option<usize>, Garbage> {
+/// The reply that `bytes` begin with, and its length; None: more must come. Of a form that ours don't have, such as a
+/// list of a billion members, nothing is read.
+fn parse(bytes: &[u8], may_be_list: bool) -> Result<Option<(Reply, usize)>, Garbage> {
     let Some(kind) = bytes.first() else { return Ok(None) };
     if !b"+-:$*".contains(kind) || *kind == b'*' && !may_be_list {
         return Err(Garbage);
     }
     let Some(end) = bytes.iter().take(REPLY_MAX).position(|byte| *byte == b'\n') else { return Ok(None) };
     let head = end + 1;
-    let number = || std::str::from_utf8(&bytes[1..head]).ok()?.strip_suffix("\r\n")?.parse::<i64>().ok();
-    match kind {
-        b'$' | b'*' => match (kind, number().ok_or(Garbage)?) {
-            (_, -1) => Ok(Some(head)),
-            (b'$', size) => {
-                let size = usize::try_from(size).ok().filter(|size| *size <= REPLY_MAX).ok_or(Garbage)?;
-                let length = head + size + 2;
-                Ok((bytes.len() >= length).then_some(length))
+    let line = bytes[1..head].strip_suffix(b"\r\n").ok_or(Garbage)?;
+    let line = std::str::from_utf8(line).map_err(|_| Garbage)?;
+    let number = || line.parse::<i64>().map_err(|_| Garbage);
+    let size = |most| number().and_then(|size| usize::try_from(size).ok().filter(|size| *size <= most).ok_or(Garbage));
+    Ok(match kind {
+        b'+' => Some((Reply::Text(line.into()), head)),
+        b'-' => Some((Reply::Error(line.to_owned()), head)),
+        b':' => Some((Reply::Integer(number()?), head)),
+        _ if line == "-1" => Some((Reply::Nil, head)),
+        b'$' => {
+            let after = head + size(REPLY_MAX)?;
+            match bytes.get(after..after + 2) {
+                None => None,
+                Some(b"\r\n") => Some((Reply::Text(bytes[head..after].to_vec()), after + 2)),
+                Some(_) => return Err(Garbage),
             }
-            (_, count) => {
-                let count = usize::try_from(count).ok().filter(|count| *count <= LIST_MAX).ok_or(Garbage)?;
-                let mut length = head;
-                for _ in 0..count {
-                    match reply_length(&bytes[length..], false)? {
-                        Some(member) => length += member,
-                        None => return Ok(None),
-                    }
-                }
-                Ok(Some(length))
-            }
-        },
-        _ => Ok(Some(head)),
-    }
-}
-
-fn reply(value: Value) -> Result<Reply, Garbage> {
-    Ok(match value {
-        Value::Nil => Reply::Nil,
-        Value::Okay => Reply::Text(b"OK".to_vec()),
-        Value::SimpleString(text) => Reply::Text(text.into_bytes()),
-        Value::BulkString(text) => Reply::Text(text),
-        Value::Int(number) => Reply::Integer(number),
-        Value::ServerError(error) => {
-            let detail = error.details().map(|detail| format!(" {detail}")).unwrap_or_default();
-            Reply::Error(format!("{}{detail}", error.code()))
         }
-        Value::Array(members) => Reply::List(members.into_iter().map(reply).collect::<Result<_, _>>()?),
-        _ => return Err(Garbage),
+        _ => {
+            let (mut members, mut length) = (Vec::new(), head);
+            for _ in 0..size(LIST_MAX)? {
+                let Some((member, more)) = parse(&bytes[length..], false)? else { return Ok(None) };
+                members.push(member);
+                length += more;
+            }
+            Some((Reply::List(members), length))
+        }
     })
 }
 
