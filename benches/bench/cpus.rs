@@ -12,11 +12,16 @@ pub fn allowed() -> Result<Vec<usize>, String> {
 
 /// Pins the calling thread, and what it starts from now on, to one CPU.
 pub fn pin(cpu: usize) -> Result<(), String> {
+    pin_process(0, cpu)
+}
+
+/// Pins the first thread of a process; 0: the calling thread.
+pub fn pin_process(process: libc::pid_t, cpu: usize) -> Result<(), String> {
     // SAFETY: all-zero bytes are the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the index comes from `allowed`, so it is inside the set.
     unsafe { libc::CPU_SET(cpu, &mut set) };
-    apply(&set)
+    apply(process, &set)
 }
 
 /// Pinned to one CPU until it is dropped.
@@ -35,7 +40,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // Fails only where a CPU went away meanwhile; then the kernel has chosen already.
-        let _ = apply(&self.before);
+        let _ = apply(0, &self.before);
     }
 }
 
@@ -47,8 +52,8 @@ fn current() -> Result<libc::cpu_set_t, String> {
     if status == 0 { Ok(set) } else { Err(system_error("sched_getaffinity")) }
 }
 
-fn apply(set: &libc::cpu_set_t) -> Result<(), String> {
+fn apply(process: libc::pid_t, set: &libc::cpu_set_t) -> Result<(), String> {
     // SAFETY: set is readable and of the size that is said.
-    let status = unsafe { libc::sched_setaffinity(0, size_of_val(set), set) };
+    let status = unsafe { libc::sched_setaffinity(process, size_of_val(set), set) };
     if status == 0 { Ok(()) } else { Err(system_error("sched_setaffinity")) }
 }

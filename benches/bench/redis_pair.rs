@@ -25,15 +25,39 @@ struct Subject<'b> {
     /// Pairs in one block: a few milliseconds' worth.
     pairs: u32,
     run: Box<dyn FnMut(u32) -> Result<Cost, String> + 'b>,
+    figures: Figures,
+}
+
+/// Microseconds of a pair, one figure per round.
+#[derive(Default)]
+struct Figures {
     wall: Series,
     cpu: Series,
 }
 
+impl Figures {
+    /// One round's blocks.
+    fn add(&mut self, blocks: &[Cost]) {
+        let of = |what: fn(&Cost) -> f64| median(&blocks.iter().map(what).collect::<Vec<_>>()) / 1e3;
+        self.wall.push(of(|cost| cost.wall));
+        self.cpu.push(of(|cost| cost.cpu));
+    }
+
+    fn row(&self, name: impl Into<String>, raw: &Self) -> Row {
+        let (wall, cpu) = (self.wall.over(&raw.wall).median(), self.cpu.over(&raw.cpu).median());
+        let note = format!("{wall:.2} × raw; client CPU {:.1} µs, {cpu:.2} × raw", self.cpu.median());
+        Row::new(name, &self.wall, Unit::Microseconds).plotted().note(note)
+    }
+}
+
 pub struct Pairs<'b> {
     bench: &'b Bench,
+    server: &'b Server,
     control: Control,
     laps: usize,
     subjects: Vec<Subject<'b>>,
+    /// The raw loop and buflock again, while the server has a CPU of its own.
+    apart: [Figures; 2],
     left_out: Vec<String>,
     round_trips: Series,
 }
@@ -64,14 +88,28 @@ impl<'b> Pairs<'b> {
             name: peer.name,
             pairs: 50,
             run: Box::new(move |pairs| peer.run(pairs)),
-            wall: Series::default(),
-            cpu: Series::default(),
+            figures: Figures::default(),
         }));
         for subject in &mut subjects {
             (subject.run)(bench.times(1000, 50))?;
         }
         left_out.iter().for_each(|peer| eprintln!("left out: {peer}"));
-        Ok(Self { bench, control, laps: bench.times(31, 3), subjects, left_out, round_trips: Series::default() })
+        let (laps, apart, round_trips) = (bench.times(31, 3), <[Figures; 2]>::default(), Series::default());
+        Ok(Self { bench, server, control, laps, subjects, apart, left_out, round_trips })
+    }
+
+    /// Blocks of these subjects in turn.
+    fn blocks(&mut self, places: &[usize]) -> Result<Vec<Vec<Cost>>, String> {
+        let mut blocks = vec![Vec::with_capacity(self.laps); places.len()];
+        for lap in 0..self.laps {
+            for number in 0..places.len() {
+                // Each lap starts with another one, so that nobody always follows the same.
+                let number = (number + lap) % places.len();
+                let subject = &mut self.subjects[places[number]];
+                blocks[number].push((subject.run)(subject.pairs)?);
+            }
+        }
+        Ok(blocks)
     }
 
     /// Has the server count what buflock asks of it, in a block beside those that are timed.
@@ -97,8 +135,9 @@ impl Measure for Pairs<'_> {
             names => format!(" Left out: {}.", names.join("; ")),
         };
         format!(
-            "One client at a time with one connection, all pinned to CPU {cpu}; no wait. Wall time for the pair of \
-             calls, and the CPU time, user and system, of the client's process; {} short blocks of each in turn per \
+            "One client at a time with one connection, all pinned to CPU {cpu}, and so is a server of the bench's own, \
+             but for the lines that say otherwise: so the time that waking across CPUs takes, which differs much, is \
+             not in the ratios. No wait. Wall time for the pair of calls, and the CPU time, user and system, of the client's process; {} short blocks of each in turn per \
              round. The raw loop writes commands that are ready beforehand, `SET NX PX` and `EVALSHA` of a \
              compare-and-delete, to a socket without delay, and reads the replies. Round trips: how often the server \
              has read from its connections (`total_reads_processed`).{left_out}",
@@ -108,35 +147,28 @@ impl Measure for Pairs<'_> {
 
     fn round(&mut self) -> Result<(), String> {
         let _pinned = Pinned::to(self.bench.quiet_cpu())?;
-        let mut blocks = vec![Vec::with_capacity(self.laps); self.subjects.len()];
-        for lap in 0..self.laps {
-            for place in 0..self.subjects.len() {
-                // Each lap starts with another one, so that nobody always follows the same.
-                let place = (place + lap) % self.subjects.len();
-                let subject = &mut self.subjects[place];
-                blocks[place].push((subject.run)(subject.pairs)?);
-            }
-        }
-        for (subject, blocks) in self.subjects.iter_mut().zip(&blocks) {
-            let of = |what: fn(&Cost) -> f64| median(&blocks.iter().map(what).collect::<Vec<_>>()) / 1e3;
-            subject.wall.push(of(|cost| cost.wall));
-            subject.cpu.push(of(|cost| cost.cpu));
+        let (here, elsewhere) = (self.bench.quiet_cpu(), self.bench.cpu(0));
+        let is_own = self.server.pin(here)?;
+        let all: Vec<_> = (0..self.subjects.len()).collect();
+        let blocks = self.blocks(&all)?;
+        self.subjects.iter_mut().zip(&blocks).for_each(|(subject, blocks)| subject.figures.add(blocks));
+        if is_own && here != elsewhere {
+            self.server.pin(elsewhere)?;
+            let blocks = self.blocks(&[RAW, BUFLOCK])?;
+            self.apart.iter_mut().zip(&blocks).for_each(|(figures, blocks)| figures.add(blocks));
         }
         self.count_round_trips()
     }
 
     fn rows(&self) -> Vec<Row> {
-        let raw = &self.subjects[RAW];
-        let mut rows: Vec<_> = self
-            .subjects
-            .iter()
-            .map(|subject| {
-                let (wall, cpu) = (subject.wall.over(&raw.wall).median(), subject.cpu.over(&raw.cpu).median());
-                let note = format!("{wall:.2} × raw; client CPU {:.1} µs, {cpu:.2} × raw", subject.cpu.median());
-                Row::new(subject.name, &subject.wall, Unit::Microseconds).plotted().note(note)
-            })
-            .collect();
-        let own = &self.subjects[BUFLOCK];
+        let raw = &self.subjects[RAW].figures;
+        let mut rows: Vec<_> = self.subjects.iter().map(|subject| subject.figures.row(subject.name, raw)).collect();
+        let [raw_apart, own_apart] = &self.apart;
+        if !raw_apart.wall.rounds().is_empty() {
+            let name = |place: usize| format!("{}, server on another CPU", self.subjects[place].name);
+            rows.extend([raw_apart.row(name(RAW), raw_apart), own_apart.row(name(BUFLOCK), raw_apart)]);
+        }
+        let own = &self.subjects[BUFLOCK].figures;
         let bar =
             |name, own: &Series, base, limit| Row::new(name, &own.over(base), Unit::Times).bar(Bar::AtMost(limit));
         rows.push(bar("Redis: pair / raw socket loop", &own.wall, &raw.wall, 1.2));
@@ -190,7 +222,7 @@ fn exchange(stream: &mut TcpStream, command: &[u8], want: &[u8]) -> Result<(), S
 /// Boxed around the loop, not inside it: the calls of a pair are direct.
 fn subject<'b>(name: &'static str, pairs: u32, mut lock: impl Lock + 'b) -> Subject<'b> {
     let run = Box::new(move |pairs| run_pairs(&mut lock, pairs));
-    Subject { name, pairs, run, wall: Series::default(), cpu: Series::default() }
+    Subject { name, pairs, run, figures: Figures::default() }
 }
 
 fn run_pairs(lock: &mut impl Lock, pairs: u32) -> Result<Cost, String> {

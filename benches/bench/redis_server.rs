@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
-use crate::cpus::Pinned;
+use crate::cpus::{Pinned, pin_process};
 
 /// Ended with the value, where the bench has started it.
 pub struct Server {
@@ -60,7 +60,8 @@ impl Server {
         let process = command.spawn().map_err(|error| format!("no redis-server (package redis-server): {error}"))?;
         drop(pinned);
         let address = format!("127.0.0.1:{port}");
-        let about = format!("the bench's own, pinned to CPU {cpu}, over TCP on the loopback");
+        let about =
+            format!("the bench's own, pinned to CPU {cpu} where nothing else is said, over TCP on the loopback");
         let mut server = Self { url: format!("redis://{address}"), address, about, process: Some(process) };
         server.wait_until_ready()?;
         Ok(server)
@@ -79,6 +80,13 @@ impl Server {
                 return Err(format!("the server that was started has ended: {status}"));
             }
         }
+    }
+
+    /// Moves the bench's own server; false: it is another's.
+    pub fn pin(&self, cpu: usize) -> Result<bool, String> {
+        let Some(process) = &self.process else { return Ok(false) };
+        let number = libc::pid_t::try_from(process.id()).map_err(|error| error.to_string())?;
+        pin_process(number, cpu).map(|()| true)
     }
 
     /// A connection of the bench's own, beside those that are measured.
