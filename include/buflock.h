@@ -79,7 +79,7 @@ typedef enum buflock_step_kind {
   BUFLOCK_STEP_SLEEP = 4,
   // Wait until the bell says `id`, at most for `ms`.
   BUFLOCK_STEP_BELL = 5,
-  // Let your own client run a command: its arguments by buflock_op_argument, its reply to buflock_op_reply.
+  // Let your own client run a command, once: this is said until it is answered. Its arguments by buflock_op_argument, its reply to buflock_op_reply.
   BUFLOCK_STEP_CALL = 6,
 } buflock_step_kind;
 

@@ -36,6 +36,7 @@ impl Client {
     /// # Errors
     /// A URL or an option in it that cannot be used.
     pub fn new(url: &str, mut settings: Settings) -> Result<Self, Error> {
+        let _uncancelled = Uncancelled::new();
         let target = parse_url(url, &mut settings)?;
         let (ttl_ms, timeout_ms) = (settings.ttl_ms, settings.timeout_ms);
         let backend = match target {
@@ -110,7 +111,7 @@ impl Client {
     pub fn drop_hold(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
         match &self.backend {
             Backend::Redis(redis) => {
-                redis.drop_hold(key, token);
+                redis.drop_hold(key, token)?;
                 Ok(Verdict::Ok)
             }
             _ => self.release(key, token),

@@ -2,7 +2,6 @@
 
 use crate::error::ConfigFault;
 use crate::policy::{MAX_MS, NS_PER_MS, milliseconds};
-use crate::redis::tls::can_be_named;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -384,8 +383,7 @@ fn tcp_address(server: &str, tls: bool, settings: &mut Settings) -> Result<Addre
     let info = format!("redis://{server}").into_connection_info().map_err(|_| ConfigFault::Server)?;
     let said = info.redis_settings();
     let ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(ConfigFault::Server) };
-    let can_be_named = !tls || can_be_named(host);
-    if host.is_empty() || host.contains(['\0', '%']) || server.contains('#') || !can_be_named {
+    if host.is_empty() || host.contains(['\0', '%']) || server.contains('#') {
         return Err(ConfigFault::Server);
     }
     if let Some(user) = said.username() {
@@ -394,7 +392,7 @@ fn tcp_address(server: &str, tls: bool, settings: &mut Settings) -> Result<Addre
     if let Some(password) = said.password() {
         settings.password = Some(Secret::Text(password.to_owned()));
     }
-    if server.rsplit('@').next().is_some_and(|place| place.contains('/')) {
+    if server.rsplit('@').next().and_then(|place| place.split_once('/')).is_some_and(|(_, db)| !db.is_empty()) {
         settings.db = Some(u32::try_from(said.db()).map_err(|_| ConfigFault::Server)?);
     }
     Ok(Address::Tcp { host: host.clone(), port: *port, tls })

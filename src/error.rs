@@ -297,7 +297,7 @@ impl fmt::Display for Error {
             }
             Self::Bell(fault) => fault.fmt(f),
             Self::Server { server, why, .. } => write!(f, "{server}: {why}"),
-            Self::NoServer => f.write_str("redis: names no server: use ops, whose commands your own client carries"),
+            Self::NoServer => f.write_str("redis: names no server: use ops, drive them by buflock_op_next, and let your own client carry their commands"),
             Self::NoMemory => f.write_str("the process gets no memory"),
             Self::NoRandom => f.write_str("the kernel gives no random numbers to make a token of"),
             Self::Segment { path, fault } => write!(f, "{}: {fault}", path.display()),

@@ -1,5 +1,6 @@
 //! Tokens as text: 32 lower-case hex digits.
 
+use crate::cancel::Uncancelled;
 use crate::hex;
 use rand::TryRng;
 use rand::rngs::SysRng;
@@ -31,6 +32,7 @@ impl Token {
     /// # Errors
     /// Where the kernel gives no random numbers.
     pub fn random() -> Result<Self, rand::rngs::SysError> {
+        let _uncancelled = Uncancelled::new();
         let mut bits = [0; 16]; // at once: each asking is a call of the system
         SysRng.try_fill_bytes(&mut bits)?;
         Ok(Self(hex::digits(u128::from_ne_bytes(bits))))

@@ -4,6 +4,7 @@ use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, or_uncertain, wri
 use super::words::{Cut, TEXT, buflock_status};
 use super::{boundary, bytes, given, guarded, text_bytes};
 use crate::answer::{Acquire, Answer};
+use crate::cancel::Uncancelled;
 use crate::config::Address;
 use crate::error::{ArgumentFault, Error};
 use crate::op::{Op, Run};
@@ -30,7 +31,7 @@ pub enum buflock_step_kind {
     BUFLOCK_STEP_SLEEP = 4,
     /// Wait until the bell says `id`, at most for `ms`.
     BUFLOCK_STEP_BELL = 5,
-    /// Let your own client run a command: its arguments by buflock_op_argument, its reply to buflock_op_reply.
+    /// Let your own client run a command, once: this is said until it is answered. Its arguments by buflock_op_argument, its reply to buflock_op_reply.
     BUFLOCK_STEP_CALL = 6,
 }
 
@@ -94,6 +95,7 @@ fn make(
     op: Option<&mut MaybeUninit<*mut buflock_op>>,
     new: impl FnOnce() -> Result<Op, Error>,
 ) -> Result<buflock_status, Error> {
+    let _uncancelled = Uncancelled::new();
     let place = given(op, "op")?;
     place.write(Box::into_raw(Box::new(buflock_op { op: new()?, text: [0; TEXT] })));
     Ok(buflock_status::BUFLOCK_OK)
@@ -102,6 +104,7 @@ fn make(
 /// Runs the body of a call with an op, and keeps the text of its failure in the op too.
 fn with_op(op: Option<&mut buflock_op>, body: impl FnOnce(&mut Op) -> Result<buflock_status, Error>) -> c_int {
     boundary(|| {
+        let _uncancelled = Uncancelled::new();
         let buflock_op { op, text } = given(op, "op")?;
         let answer = op.check_process().map_err(Error::from).and_then(|()| body(op));
         if let Err(error) = &answer {
@@ -397,5 +400,8 @@ pub extern "C" fn buflock_op_error(op: Option<&buflock_op>) -> *const c_char {
 /// release that is not done is done; extend and await are forgotten. In a forked child: memory only.
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_op_free(op: Option<Box<buflock_op>>) {
-    guarded((), || drop(op));
+    guarded((), || {
+        let _uncancelled = Uncancelled::new();
+        drop(op);
+    });
 }

@@ -4,6 +4,7 @@ use super::Redis;
 use super::machine::Machine;
 use super::transport::{Connection, Received};
 use crate::cancel::Uncancelled;
+use crate::error::ServerFault;
 use crate::policy::NS_PER_MS;
 use crate::step::Step;
 use crate::sys::{Slept, monotonic, sleep};
@@ -72,7 +73,7 @@ pub fn drive(redis: &Redis, machine: &mut Machine, link: &mut Link, slice: Optio
 pub fn put_back(redis: &Redis, link: &mut Link, keep: bool, now: u64) {
     if let Some(connection) = link.0.take() {
         let pool = &redis.local().pool;
-        if keep { pool.keep(connection, now) } else { pool.close(connection) }
+        if keep { pool.keep(connection, now) } else { pool.abort(connection) }
     }
 }
 
@@ -89,8 +90,9 @@ fn connect(redis: &Redis, machine: &mut Machine, link: &mut Link, now: u64, unti
         Err(error) => return machine.give_up(redis, error, monotonic()),
     };
     if !local.pool.reserve(!machine.may_be_refused(), until) {
-        machine.fail(redis, "all 64 connections of this process are in use", monotonic());
-        return;
+        // No failure of the server's.
+        let error = redis.fault(ServerFault::Unreachable, "all 64 connections of this process are in use");
+        return machine.give_up(redis, error, monotonic());
     }
     match Connection::open(&server.address, tls, &local.resolver, until, redis.command_time()) {
         Ok(connection) => {

@@ -21,7 +21,6 @@ pub struct Local {
     pub no_hashes: AtomicBool,
     pub one_key: AtomicBool,
     pub no_signals: AtomicBool,
-    pub whole_seconds: AtomicBool,
     last_failure: Mutex<Box<str>>,
 }
 
@@ -37,7 +36,6 @@ impl Local {
             no_hashes: AtomicBool::new(false),
             one_key: AtomicBool::new(false),
             no_signals: AtomicBool::new(false),
-            whole_seconds: AtomicBool::new(false),
             last_failure: Mutex::default(),
         }
     }
@@ -136,13 +134,14 @@ impl Pool {
             self.tell(state);
         } else {
             drop(state);
-            self.close(connection);
+            drop(connection);
+            self.closed();
         }
     }
 
-    /// Closes a connection.
-    pub fn close(&self, connection: Connection) {
-        drop(connection);
+    /// Ends a connection that is of no use any more.
+    pub fn abort(&self, connection: Connection) {
+        connection.abort();
         self.closed();
     }
 

@@ -130,6 +130,8 @@ pub struct Machine {
     /// Whether the command was last sent with the lock's own key alone, and with the script's hash.
     one_key: bool,
     by_hash: bool,
+    /// Whether it was a plain SET.
+    by_set: bool,
     pauses: u32,
     /// Whether any was lost: a kept connection may be as dead as that.
     wants_fresh: bool,
@@ -170,6 +172,7 @@ impl Machine {
             said: String::new(),
             one_key: false,
             by_hash: false,
+            by_set: false,
             pauses: 0,
             wants_fresh: false,
             by_steps: false,
@@ -205,7 +208,7 @@ impl Machine {
 
     /// Whether it may be told that there is no connection for it. What gives a lock back, or keeps it, may not.
     pub fn may_be_refused(&self) -> bool {
-        !matches!(self.want, Want::Release | Want::Extend { .. })
+        matches!(self.aim, Aim::Wanted) && !matches!(self.want, Want::Release | Want::Extend { .. })
     }
 
     /// Whether a connection that was kept will not do.
@@ -229,7 +232,8 @@ impl Machine {
                 At::Receive { .. } => self.lost(redis, now, &timed_out("the reply", now.saturating_sub(self.sent))),
                 At::Sleep { until } if now < until => return Step::Sleep { ms: left(until, now) },
                 At::Sleep { .. } => self.ask(redis, now),
-                At::Call { until } => return Step::Call { ms: left(until, now), count: self.count() },
+                At::Call { until } if now < until => return Step::Call { ms: left(until, now), count: self.count() },
+                At::Call { .. } => self.carried_badly(redis, &timed_out("the call", redis.command_time())),
                 At::Done => {
                     let keep = self.is_clean();
                     self.linked = false; // the driver has it back: what a cancel sends asks for another
@@ -292,7 +296,7 @@ impl Machine {
                 }
                 Err(error) => {
                     self.linked = false;
-                    self.end_in_doubt(redis, now, error);
+                    self.give_up(redis, error, now);
                     return true;
                 }
             }
@@ -339,10 +343,11 @@ impl Machine {
         {
             let (ttl, value) = (ttl_ms.to_string(), self.value(redis));
             let command = [b"SET", &self.names.lock[..], &value, b"NX", b"PX", ttl.as_bytes()];
-            (self.one_key, self.by_hash) = (true, false); // there is no other form of it
+            (self.by_set, self.one_key, self.by_hash) = (true, true, false); // there is no other form of it
             return write_command(&mut self.outgoing, &command);
         }
         let (script, arguments) = self.script(redis, now);
+        self.by_set = false;
         (self.one_key, self.by_hash) = (redis.has_one_key(), !self.as_text && !redis.has_no_hashes());
         let keys = self.names.keys(self.one_key);
         let count = keys.len().to_string();
@@ -482,6 +487,7 @@ impl Machine {
                 self.linked = false;
                 self.refused(redis, now, text);
             }
+            (Some(Expected::Setup), reply) if !reply.is_ok() => self.lost(redis, now, "the reply is not one of AUTH"),
             (Some(Expected::Setup), _) if self.expected.is_empty() => self.send(redis, now),
             (Some(Expected::Setup), _) => {}
             (Some(Expected::Orphan(orphan)), reply) => {
@@ -513,7 +519,7 @@ impl Machine {
             "NOAUTH" if !self.fresh => return self.lost(redis, now, &text), // its rights were taken away
             "NOSCRIPT" if !self.as_text => self.as_text = true,
             // Judged by the form that was sent: another thread may have learnt of the rights meanwhile.
-            "NOPERM" if self.by_hash => redis.note_no_hashes(),
+            "NOPERM" if self.by_hash && text.contains("evalsha") => redis.note_no_hashes(),
             // A fence needs its key.
             "NOPERM" | "CROSSSLOT" | "TRYAGAIN" if !self.one_key && !redis.settings.fencing => redis.note_one_key(),
             _ => return self.refused(redis, now, text),
@@ -547,12 +553,23 @@ impl Machine {
 
     /// What the command's reply means.
     fn understand(&mut self, redis: &Redis, reply: &Reply, now: u64) {
+        let number = match reply {
+            Reply::Integer(number) => Some(*number),
+            Reply::Text(_) if redis.server.is_none() => reply.integer(), // it came with the number of its call
+            _ => None,
+        };
         if let Aim::GiveBack(_) = self.aim {
-            return self.end_giving_back(redis, true, now);
+            return match number {
+                Some(-1..=1) => self.end_giving_back(redis, true, now),
+                _ => self.misunderstood(redis, now),
+            };
         }
-        match (&self.want, reply.integer()) {
-            (Want::Acquire { .. }, _) if *reply == Reply::Nil => self.acquired_or_not(redis, UNKNOWN_LEFT, now),
-            (Want::Acquire { .. }, _) if *reply == Reply::Text(b"OK".to_vec()) => self.acquired_or_not(redis, 0, now),
+        match (&self.want, number) {
+            (Want::Acquire { .. }, _) if self.by_set => match reply {
+                Reply::Nil => self.acquired_or_not(redis, UNKNOWN_LEFT, now),
+                reply if reply.is_ok() => self.acquired_or_not(redis, 0, now),
+                _ => self.misunderstood(redis, now),
+            },
             (Want::Acquire { .. }, Some(number)) => self.acquired_or_not(redis, number, now),
             (Want::Extend { .. } | Want::Release | Want::Break, Some(number @ -1..=1)) => {
                 let verdict = match number {
@@ -671,11 +688,12 @@ impl Machine {
         redis.server.is_some() && !self.by_steps && self.names.others.is_some() && redis.has_signals()
     }
 
-    /// 10 bits that differ between calls and tries: a token is random, and none of it is told to anybody by this.
+    /// Bits that differ between calls and tries. What is random in a token is not told to anybody by this.
     fn random(&self) -> u32 {
-        let at = self.pauses as usize % (self.token.len() - 3);
-        let mix = |sum: u32, byte: &u8| sum.wrapping_mul(0x0100_0193) ^ u32::from(*byte);
-        self.token[at..].iter().fold(0x811c_9dc5, mix) >> 7
+        let mix = |sum: u32, byte: &u8| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        let begun = self.begun.to_le_bytes();
+        let pauses = self.pauses.to_le_bytes();
+        self.token.iter().chain(&begun).chain(&pauses).fold(0x811c_9dc5, mix) >> 7
     }
 
     /// Whether the time that is over is that of a wait for a signal: then the next command makes the server look.
@@ -693,7 +711,7 @@ impl Machine {
                 }
                 return;
             }
-            Reply::Error(text) => redis.note_no_signals(text),
+            Reply::Error(_) => redis.note_no_signals(),
             Reply::Nil => {}
             Reply::Text(text) if matches!(self.want, Want::Await) && text == b"1" => {
                 // It was sent behind our look, so the hold that we saw is over.

@@ -17,8 +17,9 @@ mod transport;
 pub mod wire;
 
 use crate::answer::Answer;
+use crate::cancel::Uncancelled;
 use crate::config::{Address, Secret, Settings};
-use crate::error::{Error, ServerFault};
+use crate::error::{ConfigFault, Error, ServerFault};
 use crate::fork::PerProcess;
 use crate::policy::NS_PER_MS;
 use crate::stats::Object;
@@ -74,8 +75,14 @@ impl Redis {
     /// The server at `address`; None: the caller's own client. Nothing is connected yet.
     ///
     /// # Errors
-    /// The process gets no memory.
+    /// A host that TLS cannot name, or the process gets no memory.
     pub fn new(address: Option<Address>, settings: Settings) -> Result<Self, Error> {
+        scripts::prepare(); // not when a fork may find it half done
+        if let Some(Address::Tcp { host, tls: true, .. }) = &address
+            && !tls::can_be_named(host)
+        {
+            return Err(ConfigFault::Server.into()); // no certificate is for that
+        }
         let server = address.map(|address| Server::new(address, &settings));
         let threshold = settings.breaker.filter(|_| server.is_some());
         let breaker = Breaker::new(threshold, ns(settings.budget_ms)).map_err(|_| Error::NoMemory)?;
@@ -87,12 +94,12 @@ impl Redis {
     /// What belongs to this process. A forked child gets one of its own, and never waits for what a thread of its
     /// parent has locked.
     fn local(&self) -> &Local {
-        let local = self.local.load(Acquire);
-        if self.mine.get() != 0 && !local.is_null() {
-            // SAFETY: published ones live until this handle is dropped.
-            return unsafe { &*local };
+        // In this order: `mine` is set behind it, so what is read then is not that of a process that forked this one.
+        if self.mine.get() != 0 {
+            // SAFETY: published before `mine` was set, and published ones live until this handle is dropped.
+            return unsafe { &*self.local.load(Acquire) };
         }
-        self.make_local(local)
+        self.make_local(self.local.load(Acquire))
     }
 
     #[cold]
@@ -204,13 +211,9 @@ impl Redis {
         self.local().no_signals.store(true, Relaxed);
     }
 
-    /// The server refuses waits for signals, or does not know fractions of a second.
-    fn note_no_signals(&self, text: &str) {
-        let local = self.local();
-        if text.contains("not an integer") && !local.whole_seconds.swap(true, Relaxed) {
-            return;
-        }
-        local.no_signals.store(true, Relaxed);
+    /// The server refuses waits for signals, or does not know fractions of a second: before Redis 6.
+    fn note_no_signals(&self) {
+        self.local().no_signals.store(true, Relaxed);
     }
 
     /// Whether waits can be told of a release.
@@ -233,9 +236,6 @@ impl Redis {
         let local = self.local();
         if local.no_signals.load(Relaxed) {
             return None;
-        }
-        if local.whole_seconds.load(Relaxed) {
-            return (ms >= 1000).then(|| (ms / 1000).to_string());
         }
         Some(format!("{}.{:03}", ms / 1000, ms.max(1) % 1000))
     }
@@ -260,8 +260,15 @@ impl Redis {
     }
 
     /// Leaves a release to the next command.
-    pub fn drop_hold(&self, key: &[u8], token: &[u8]) {
+    ///
+    /// # Errors
+    /// There is no server, so there are no commands of ours.
+    pub fn drop_hold(&self, key: &[u8], token: &[u8]) -> Result<(), Error> {
+        if self.server.is_none() {
+            return Err(Error::NoServer);
+        }
         self.machine(Want::Release, key, token, 0).abandon(self, false, monotonic());
+        Ok(())
     }
 
     /// The server that ops connect to.
@@ -306,12 +313,14 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
+        let _uncancelled = Uncancelled::new();
         let mut local = *self.local.get_mut();
         while !local.is_null() {
             // SAFETY: made by make_local, published once, and nobody uses this handle any more.
             let owned = unsafe { Box::from_raw(local) };
             local = owned.earlier;
             if owned.is_of_another_process() {
+                owned.close();
                 std::mem::forget(owned); // what its threads had locked stays locked; its sockets are closed
             }
         }

@@ -43,6 +43,11 @@ static TEXTS: LazyLock<[Texts; 4]> = LazyLock::new(|| {
     })
 });
 
+/// Makes the texts, once.
+pub fn prepare() {
+    LazyLock::force(&TEXTS);
+}
+
 impl Script {
     fn texts(self) -> &'static Texts {
         &TEXTS[self as usize]

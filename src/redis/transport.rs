@@ -96,6 +96,17 @@ impl Connection {
         }
     }
 
+    /// Ends it for all processes that have it by a fork, too: else what was not yet sent would be sent all the same, as
+    /// long as one of them has it open.
+    pub fn abort(self) {
+        let nowhere = libc::sockaddr { sa_family: 0, sa_data: [0; 14] }; // AF_UNSPEC
+        let size = libc::socklen_t::try_from(size_of_val(&nowhere)).unwrap_or(0);
+        if self.socket.is_ours() {
+            // SAFETY: our socket, and an address to read. Of a Unix socket it is refused, and not needed.
+            unsafe { libc::connect(self.socket.fd.number(), &raw const nowhere, size) };
+        }
+    }
+
     /// Closes it, unless its number is another's by now.
     pub fn close(&self) {
         self.socket.fd.close();
@@ -216,7 +227,7 @@ fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> R
         Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => resolver.resolve(host, port, until)?,
     };
-    let mut why = format!("{host} has no address");
+    let mut why = if addresses.is_empty() { format!("{host} has no address") } else { "no time is left".to_owned() };
     for (place, address) in addresses.iter().enumerate() {
         // Each gets its share of the time that is left.
         let left = until.saturating_sub(monotonic()) / (addresses.len() - place) as u64;
@@ -237,8 +248,6 @@ fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> R
 fn connect_unix(path: &Path, until: u64) -> io::Result<OwnedFd> {
     // SAFETY: makes a socket.
     let socket = opened(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) })?;
-    // Also for how long connect waits where the server takes no more connections.
-    set(&socket, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &timeval(until.saturating_sub(monotonic())));
     // SAFETY: zero is a value of this plain struct.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or(0);
@@ -251,6 +260,8 @@ fn connect_unix(path: &Path, until: u64) -> io::Result<OwnedFd> {
     }
     let size = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
     loop {
+        // Also for how long connect waits where the server takes no more connections.
+        set(&socket, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &timeval(until.saturating_sub(monotonic())));
         // SAFETY: an address of this size to read.
         if unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) } == 0 {
             return Ok(socket);
@@ -288,13 +299,14 @@ impl Resolver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The addresses of `host`; those of before, where no answer comes in time.
+    /// The addresses of `host`. Old ones are good until new ones are found, which nobody waits for.
     fn resolve(self: &Arc<Self>, host: &str, port: u16, until: u64) -> Result<Vec<SocketAddr>, String> {
         let begun = monotonic();
         let mut state = self.state();
         if !state.addresses.is_empty() && begun < state.at + FRESH {
             return Ok(state.addresses.clone());
         }
+        let has_old = !state.addresses.is_empty();
         if !state.asks {
             state.asks = true;
             let (resolver, host) = (self.clone(), host.to_owned());
@@ -310,7 +322,7 @@ impl Resolver {
                 return Err(format!("starting a thread to resolve the host's name failed: {why}"));
             }
         }
-        while state.asks {
+        while state.asks && !has_old {
             let left = until.saturating_sub(monotonic());
             if left == 0 {
                 break;

@@ -45,6 +45,11 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// Whether it is what a command says that did what it was to do.
+    pub fn is_ok(&self) -> bool {
+        matches!(self, Self::Text(text) if text == b"OK")
+    }
+
     /// A number, also as text.
     pub fn integer(&self) -> Option<i64> {
         match self {

@@ -61,7 +61,8 @@ static inline buflock_t *table_lock(int table, const char *options) {
     atexit(remove_test_dir);
   }
   char url[256];
-  snprintf(url, sizeof url, "shm:t%d?dir=%s&size=16k%s", table, test_dir, options);
+  const char *size = strstr(options, "size=") ? "" : "&size=16k";
+  snprintf(url, sizeof url, "shm:t%d?dir=%s%s%s", table, test_dir, size, options);
   buflock_t *lock = NULL;
   CHECK(buflock_new(url, NULL, &lock) == BUFLOCK_OK);
   return lock;

@@ -49,6 +49,26 @@ static void *is_cancelled(void *lock) {
   return NULL; /* and not by its cancellation, which sanitizers do not survive */
 }
 
+/* The same where random numbers are asked for and sockets are used: a server that is not there will do. */
+static void *is_cancelled_elsewhere(void *unused) {
+  const char *urls[] = {"off:", "redis://127.0.0.1:1", "redis:"};
+  char token[BUFLOCK_TOKEN_SIZE];
+  (void)unused;
+  pthread_cancel(pthread_self());
+  for (int i = 0; i < 3; i++) {
+    buflock_t *lock = NULL;
+    buflock_op *op = NULL;
+    buflock_step step = {.size = sizeof step};
+    answers[i] = buflock_new(urls[i], NULL, &lock) == BUFLOCK_OK && acquire(lock, "k", 1000, 0, token) != BUFLOCK_PANIC &&
+                 buflock_op_acquire(lock, "k", 1, 1000, 0, &op) == BUFLOCK_OK && buflock_op_next(op, &step) == BUFLOCK_OK &&
+                 (i == 2 || buflock_op_run(op, 50) == BUFLOCK_OK) && buflock_op_cancel(op) == BUFLOCK_OK;
+    buflock_op_free(op);
+    buflock_free(lock);
+  }
+  answers[3] = 4711;
+  return NULL;
+}
+
 /* No call is a cancellation point: unwinding through the library would end the process. */
 static void threads_are_cancelled(void) {
   pid_t child = fork();
@@ -60,6 +80,8 @@ static void threads_are_cancelled(void) {
     CHECK(answers[2] == BUFLOCK_BUSY && answers[3] == BUFLOCK_OK && answers[4] == BUFLOCK_OK && answers[5] == 4711);
     CHECK(release(other, "k", token_of_cancelled) == BUFLOCK_OK);
     buflock_free(other);
+    CHECK(!pthread_create(&thread, NULL, is_cancelled_elsewhere, NULL) && !pthread_join(thread, NULL));
+    CHECK(answers[0] == 1 && answers[1] == 1 && answers[2] == 1 && answers[3] == 4711);
     _exit(0);
   }
   CHECK(reap(child) == 0);
