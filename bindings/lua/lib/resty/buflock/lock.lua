@@ -181,7 +181,7 @@ function lock:lock(key)
   end
   if status == BUSY then
     if waits then
-      status, waited, detail = shm.wait(handle, key, ttl, timeout, token, self.by_steps)
+      status, waited, detail = shm.wait(handle, key, ttl, timeout, token, nil, self.by_steps)
       self.waited = waited
     end
     if status == BUSY then

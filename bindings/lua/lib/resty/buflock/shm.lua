@@ -71,8 +71,11 @@ function line:disarm()
   end
 end
 
---- Has one of those who wait look again: the hold may be over.
+--- Has one of those who wait look again, if the hold is over or nobody rings any more.
 function line:ring()
+  if self.op and library.buflock_op_next(self.op, step) == OK and step.kind == BELL and self.handle.bell:rings() then
+    return
+  end
   self:disarm()
   if self.head:count() < 0 then
     self.head:post(1)
@@ -87,21 +90,19 @@ function line:arm(pause)
     if library.buflock_op_await(self.handle.lock, self.key, #self.key, LONG, out) ~= OK then return pause end
     self.op = gc(out[0], library.buflock_op_free)
   end
-  local bell = bell_of(self.handle)
-  local rings = bell:rings()
   if library.buflock_op_next(self.op, step) ~= OK then return pause end
-  if step.kind == DONE then
+  local kind, id, longest = step.kind, step.id, tonumber(step.ms) / 1000
+  if kind == DONE then
     self:disarm()
     return nil
   end
-  if step.kind ~= BELL then
-    self.armed = nil
-    return pause
+  local bell = bell_of(self.handle)
+  self.armed = bell:rings() and kind == BELL
+  if kind == BELL then
+    self.id = id
+    bell.waits[id] = self
   end
-  self.id, self.armed = step.id, rings
-  bell.waits[self.id] = self
-  local longest = tonumber(step.ms) / 1000
-  return rings and longest or min(longest, pause)
+  return self.armed and longest or min(longest, pause)
 end
 
 --- One who waited goes. The others must still be woken by somebody.
@@ -114,24 +115,24 @@ function line:leave()
   end
 end
 
-local function try(handle, key, ttl, token)
-  return library.buflock_acquire(handle.lock, key, #key, ttl, 0, token, nil)
+local function try(handle, key, ttl, token, info)
+  return library.buflock_acquire(handle.lock, key, #key, ttl, 0, token, info)
 end
 
 --- As a fallback, and for those who want no thread in their workers.
-local function wait_by_steps(handle, key, ttl, token, begun, deadline)
+local function wait_by_steps(handle, key, ttl, token, info, begun, deadline)
   local pause = STEP
   while true do
     local left = deadline - now()
     if left <= 0 then return BUSY, now() - begun end
     sleep(max(STEP, min(pause, left)))
     pause = min(2 * pause, MAX_STEP)
-    local status = try(handle, key, ttl, token)
+    local status = try(handle, key, ttl, token, info)
     if status ~= BUSY then return status, now() - begun end
   end
 end
 
-local function wait_in_line(self, ttl, token, begun, deadline)
+local function wait_in_line(self, ttl, token, info, begun, deadline)
   local handle, key = self.handle, self.key
   local place, pause, hurry = self.tail, STEP, 0
   -- Those who wait come first.
@@ -160,7 +161,7 @@ local function wait_in_line(self, ttl, token, begun, deadline)
         return BUSY, now() - begun, err
       end
     end
-    local status = try(handle, key, ttl, token)
+    local status = try(handle, key, ttl, token, info)
     if status ~= BUSY then
       self:leave()
       return status, now() - begun
@@ -168,13 +169,13 @@ local function wait_in_line(self, ttl, token, begun, deadline)
   end
 end
 
---- Tries once, without waiting. `key` has a length, `token` room for one.
+--- Tries once, without waiting. `token` has room for one; `info` may be nil, or is written.
 ---@return integer status
-function _M.try(handle, key, ttl, token)
-  local status = try(handle, key, ttl, token)
+function _M.try(handle, key, ttl, token, info)
+  local status = try(handle, key, ttl, token, info)
   if status == SEGMENT and handle.folder then -- somebody removed it, or it is the first time
     system.mkdir(handle.folder)
-    status = try(handle, key, ttl, token)
+    status = try(handle, key, ttl, token, info)
   end
   return status
 end
@@ -183,13 +184,13 @@ end
 ---@return integer status
 ---@return number waited in seconds
 ---@return string? why it did not wait
-function _M.wait(handle, key, ttl, wait, token, by_steps)
+function _M.wait(handle, key, ttl, wait, token, info, by_steps)
   local why_not = phase.why_not()
   if why_not then return BUSY, 0, why_not end
   local begun = now()
   local self = not by_steps and line_of(handle, key)
-  if not self then return wait_by_steps(handle, key, ttl, token, begun, begun + wait) end
-  return wait_in_line(self, ttl, token, begun, begun + wait)
+  if not self then return wait_by_steps(handle, key, ttl, token, info, begun, begun + wait) end
+  return wait_in_line(self, ttl, token, info, begun, begun + wait)
 end
 
 --- Whether others of this worker are waiting for a key: who comes now, and may wait, goes behind them.
@@ -214,18 +215,18 @@ function _M.await(handle, key, wait)
   local status = library.buflock_op_await(handle.lock, key, #key, why_not and 0 or ms, out)
   if status ~= OK then return status end
   local op = gc(out[0], library.buflock_op_free)
-  local bell, self, pause, id = bell_of(handle), nil, STEP, nil
+  local self, pause, bell, id = nil, STEP, nil, nil
   while true do
-    local rings = not why_not and bell:rings()
     status = library.buflock_op_next(op, step)
-    if status ~= OK or step.kind == DONE then break end
+    local kind, longest = step.kind, tonumber(step.ms) / 1000
+    if status ~= OK or kind == DONE then break end
     self = self or setmetatable({ semaphore = semaphore.new(0) }, awaiter)
-    local longest = tonumber(step.ms) / 1000
-    if step.kind == BELL then
+    bell = bell or bell_of(handle)
+    if kind == BELL then
       id = step.id
       bell.waits[id] = self
     end
-    if step.kind ~= BELL or not rings then
+    if not bell:rings() or kind ~= BELL then
       longest = min(longest, pause)
       pause = min(2 * pause, MAX_STEP)
     end
@@ -235,6 +236,16 @@ function _M.await(handle, key, wait)
   if status == OK then status = library.buflock_op_finish(op, nil, nil) end
   library.buflock_op_free(gc(op, nil))
   return status, why_not or nil
+end
+
+---@return integer status
+function _M.extend(handle, key, token, ttl)
+  return library.buflock_extend(handle.lock, key, #key, token, ttl)
+end
+
+---@return integer status
+function _M.release(handle, key, token)
+  return library.buflock_release(handle.lock, key, #key, token)
 end
 
 return _M
