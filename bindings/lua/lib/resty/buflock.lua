@@ -70,8 +70,13 @@ function _M.new(url, opts)
   return setmetatable({ handle = handle, backend = backend, by_steps = by_steps }, service)
 end
 
+local function refused(word, detail)
+  if detail then return nil, word, detail end
+  return nil, word
+end
+
 local function failed(status)
-  return nil, WORDS[status] or "unavailable", status < 0 and handles.error() or nil
+  return refused(WORDS[status] or "unavailable", status < 0 and handles.error())
 end
 
 -- Seconds as the library's ms; nil: they are no such time.
@@ -121,7 +126,7 @@ function service:acquire(key, opts)
   end
   if status == OK then return new_guard(self, key, hold, waited) end
   holds.done(hold)
-  if status == BUSY then return nil, "busy", detail end
+  if status == BUSY then return refused("busy", detail) end
   return failed(status)
 end
 
@@ -136,7 +141,7 @@ function service:await(key, wait)
   if not ok then return nil, err, detail end
   local status, why_not = self.backend.await(self.handle, key, max(0, tonumber(wait) or 0))
   if status == OK then return true end
-  if status == BUSY then return nil, "busy", why_not end
+  if status == BUSY then return refused("busy", why_not) end
   return failed(status)
 end
 
@@ -144,7 +149,7 @@ end
 ---@return true? done; then what `work` returned
 function service:with(key, opts, work, ...)
   local held, err, detail = self:acquire(key, opts)
-  if not held then return nil, err, detail end
+  if not held then return refused(err, detail) end
   local function finish(ok, ...)
     held:release()
     if not ok then error((...), 0) end
@@ -278,7 +283,7 @@ end
 ---@return string? detail
 function guard:keep(seconds)
   local ok, err, detail = self:extend(seconds)
-  if not ok then return nil, err, detail end
+  if not ok then return refused(err, detail) end
   let_go(self, "kept")
   return true
 end

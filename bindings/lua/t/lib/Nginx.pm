@@ -50,6 +50,7 @@ sub new {
     $self->{place} //= place();
     $self->{prefix} //= "$self->{place}/nginx" . (++$self->{place_count});
     mkdir $self->{prefix};
+    chown $self->uid, -1, $self->{prefix} if $< == 0; # for tables in it
     mkdir "$self->{prefix}/logs";
     $self->{log} = "$self->{prefix}/logs/error.log";
     return $self;

@@ -186,7 +186,8 @@ function lock:lock(key)
     end
     if status == BUSY then
       holds.done(hold)
-      return nil, "timeout", detail
+      if detail then return nil, "timeout", detail end
+      return nil, "timeout"
     end
     if status == OK then
       holds.begin(hold, handle.lock, key)
