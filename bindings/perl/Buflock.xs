@@ -37,6 +37,12 @@ static int run(pTHX_ buflock_op *op)
     return status;
 }
 
+/* Signals stay pending meanwhile. */
+static void no_signals(pTHX)
+{
+    PERL_UNUSED_CONTEXT;
+}
+
 /* Makes the status and the text of a failure the answer. */
 #define ANSWER(status, op) STMT_START { \
     mXPUSHi(status); \
@@ -432,3 +438,18 @@ CLONE_SKIP(...)
     RETVAL = 1;
   OUTPUT:
     RETVAL
+
+MODULE = Buflock  PACKAGE = Buflock::XS::Guard
+
+void
+DESTROY(SV *self)
+  PPCODE:
+    ENTER;
+    SAVEVPTR(PL_signalhook);
+    PL_signalhook = no_signals;
+    PUSHMARK(SP);
+    XPUSHs(self);
+    PUTBACK;
+    call_pv("Buflock::Guard::DESTROY", G_VOID | G_DISCARD);
+    SPAGAIN;
+    LEAVE;

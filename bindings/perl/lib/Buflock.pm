@@ -10,6 +10,7 @@ use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC);
 use XSLoader;
 
 our $VERSION = '0.001000';
+our @CARP_NOT = qw(Buflock::Guard);
 
 use constant ABI     => 1;
 use constant DEFAULT => 4_294_967_295;          # BUFLOCK_DEFAULT
@@ -109,7 +110,8 @@ sub new {
     $self{wait_ms} = defined $wait ? _time(wait => $wait) : 0;
     my ($handle, $error) = _open($backend, $url, %options);
     croak $error if !$handle;
-    return bless { %self, handle => $handle }, $class;
+    my $guards = $handle->isa('Buflock::XS') ? 'Buflock::XS::Guard' : 'Buflock::Guard';
+    return bless { %self, handle => $handle, guards => $guards }, $class;
 }
 
 # The bytes of a key. A copy is encoded, so that a string is the same key however Perl holds it.
@@ -139,13 +141,13 @@ sub acquire {
     _known(\%options, qw(ttl wait)) if %options;
     my $ttl  = _lease($options{ttl});
     my $wait = exists $options{wait} ? _time(wait => $options{wait}) : $self->{wait_ms};
-    my $guard = Buflock::Guard->_new($self, $key, $self->_bytes($key), '');
+    my $guard = $self->{guards}->_new($self, $key, $self->_bytes($key), '');
     $wait = $self->_wait_in_loop($guard->{bytes}, $wait) if $wait && _loop_runs();
     my ($status, $left, undef, undef, $fence) = $self->{handle}->acquire($guard->{bytes}, $ttl, $wait, $guard->{token});
     undef $self->{error};
     if ($status == OK) {
         my $now = _now();
-        $guard->_hold($now + $left / 1_000, $fence);
+        $guard->_hold($ttl, $fence, $now, $left / 1_000);
         $self->_look($now) if $now >= $self->{look_at};
         return wantarray ? ($guard, undef) : $guard if defined wantarray;
         carp 'acquire in void context: nobody could release the lock, so it is released';
@@ -171,6 +173,8 @@ sub _held {
 sub release {
     my ($self, $of) = @_;
     my ($bytes, $token, $guard) = $self->_held($of);
+    return $self->_verdict(OK) if $guard && $guard->{done};
+    $guard->{ending} = 1 if $guard;    # a signal handler may die behind the release
     my ($status, $text) = $self->{handle}->release($bytes, $token);
     $guard->_let_go if $guard && $status >= OK;
     return $self->_verdict($status, $text, $of, 'release');
@@ -179,10 +183,14 @@ sub release {
 sub extend {
     my ($self, $of, $ttl) = @_;
     my ($bytes, $token, $guard) = $self->_held($of);
-    my $ms  = _lease($ttl);
+    my $ms = defined $ttl || !$guard ? _lease($ttl) : $guard->{ttl};
+    return $self->_verdict(ARGUMENT, 'this guard was released before') if $guard && $guard->{done};
     my $now = _now();
     my ($status, $text) = $self->{handle}->extend($bytes, $token, $ms);
-    $guard->{until} = $ms == DEFAULT ? undef : $now + $ms / 1_000 if $guard && $status == OK;
+    if ($guard && $status == OK) {
+        my $length = $ms == DEFAULT ? $guard->{length} : $ms / 1_000;
+        $guard->{until} = defined $length ? $now + $length : undef;
+    }
     return $self->_verdict($status, $text, $of, 'extend');
 }
 
@@ -221,9 +229,8 @@ sub _shown {
 sub _drop {
     my ($self, $guard) = @_;
     my $method = _loop_runs() ? 'drop' : 'release_now';
-    my ($status, $text) = $self->{handle}->$method(@{$guard}{qw(bytes token)});
-    $guard->_let_go;
-    $self->_lost($status, $guard, 'release') if $status > OK;
+    my ($status, $text) = $self->{handle}->$method($guard->{bytes}, $guard->{token} =~ s/\0.*//sr);
+    $self->_lost($status, $guard, 'release') if $status > OK && !$guard->{ending}++;
     $self->_say("a lock was not released, and ends with its lease: $text") if $status < OK;
     return;
 }
@@ -333,6 +340,7 @@ sub stats {
         my $error = $self->_error($status, $json);
         return wantarray ? (undef, $error) : undef;
     }
+    local ($@, $!);
     require JSON::PP;
     my $stats = JSON::PP->new->utf8->decode($json);
     $stats->{leases_lost} = $self->{lost};
@@ -372,10 +380,8 @@ sub _loop_runs { return $INC{'Mojo/IOLoop.pm'} && Mojo::IOLoop->is_running }
 sub _wait_in_loop {
     my ($self, $bytes, $wait) = @_;
     $self->_notice('a wait blocks the running Mojo::IOLoop');
-    for my $guard (grep { $_ && $_->_is_held } values %Buflock::Guard::LIVE) {
-        return 0 if $guard->{lock} == $self && $guard->{bytes} eq $bytes;
-    }
-    return $wait;
+    my @own = grep { $_->{pid} == $$ && $_->{lock} == $self && $_->{bytes} eq $bytes } values %Buflock::Guard::LIVE;
+    return @own ? 0 : $wait;
 }
 
 # Threads make their own.

@@ -102,19 +102,19 @@ sub acquire {
 sub extend {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_extend(@arguments);
-    return $status == OK ? ($op->_to_the_end)[ 0, 1 ] : ($status, $op);
+    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
 }
 
 sub release {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_release(@arguments);
-    return $status == OK ? ($op->_to_the_end)[ 0, 1 ] : ($status, $op);
+    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
 }
 
 sub await {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_await(@arguments);
-    return $status == OK ? ($op->_to_the_end)[ 0, 1 ] : ($status, $op);
+    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
 }
 
 sub release_now {
@@ -220,7 +220,7 @@ sub _to_the_end {
     my ($self) = @_;
     my $status;
     1 while ($status = Buflock::FFI::_op_run($$self, Buflock::FFI::SLICE_MS)) == INTERRUPTED;
-    return $status == OK ? $self->finish(@_ > 1 ? $_[1] : my $none) : $self->_answer($status);
+    return $status == OK ? $self->finish($_[1]) : $self->_answer($status);
 }
 
 sub run {

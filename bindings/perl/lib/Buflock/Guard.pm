@@ -3,23 +3,27 @@ use strict;
 use warnings;
 use 5.020;
 use Carp qw(croak);
-use Scalar::Util qw(blessed refaddr weaken);
+use Scalar::Util qw(blessed refaddr);
 
 our $VERSION = '0.001000';
+our @CARP_NOT = qw(Buflock);
+@Buflock::XS::Guard::ISA = __PACKAGE__;
 
-# The guards of this process that hold a lock, so that they can be released while there is something to do it with.
+# What the guards of this process hold, so that it can be released while there is something to do it with.
 our %LIVE;
 
-# Made before the lock is asked for: who dies between the answer and the next statement leaves nothing held.
+# Made before the lock is asked for, and C writes the token into it: who dies between the answer and the next statement
+# leaves nothing held.
 sub _new {
     my ($class, $lock, $key, $bytes, $token) = @_;
     return bless { lock => $lock, key => $key, bytes => $bytes, token => $token, pid => $$ }, $class;
 }
 
 sub _hold {
-    my ($self, $until, $fence) = @_;
-    @{$self}{qw(until fence)} = ($until, $fence);
-    weaken($LIVE{ refaddr $self } = $self);
+    my ($self, $ttl, $fence, $now, $length) = @_;
+    @{$self}{qw(ttl fence length)} = ($ttl, $fence, $length);
+    $self->{until} = $now + $length if defined $length;
+    $LIVE{ refaddr $self } = { map { $_ => $self->{$_} } qw(lock key bytes token pid) };
     return $self;
 }
 
@@ -37,9 +41,10 @@ sub adopt {
         if !(blessed $lock && $lock->can('acquire') && ref $plain eq 'HASH');
     my ($key, $token) = @{$plain}{qw(key token)};
     croak 'adopt: no key and token in it' if !defined $token || $token !~ /\A[!-~]{1,63}\z/;
-    return $class->_new($lock, $key, $lock->_bytes($key), $token)->_hold(undef, 0);
+    return $lock->{guards}->_new($lock, $key, $lock->_bytes($key), $token)->_hold(Buflock::DEFAULT(), 0);
 }
 
+sub lock  { return $_[0]{lock} }    ## no critic (ProhibitBuiltinHomonyms)
 sub key   { return $_[0]{key} }
 sub token { return $_[0]{token} }
 sub fence { return $_[0]{fence} }
@@ -65,7 +70,7 @@ sub keep {
 sub left {
     my ($self) = @_;
     return 0 if $self->{done} || $self->{gone};
-    return if !defined $self->{until};
+    return undef if !defined $self->{until};    ## no critic (ProhibitExplicitReturnUndef)
     my $left = $self->{until} - Buflock::_now();
     return $left > 0 ? $left : 0;
 }
@@ -81,24 +86,29 @@ sub detach {
     return { key => $self->{key}, token => $self->{token} };
 }
 
-sub _is_held {
-    my ($self) = @_;
-    return !$self->{done} && $self->{pid} == $$ && $self->{token} =~ /\A[!-~]/;
-}
-
+# The end of a guard. Buflock::XS::Guard has this one run with signals held back: a handler that died in it would be the
+# end of it.
 sub DESTROY {
     my ($self) = @_;
-    return if $self->{token} eq '' || ${^GLOBAL_PHASE} eq 'DESTRUCT' || !$self->_is_held;
     local ($., $@, $!, $^E, $?);
-    eval { $self->{lock}->_drop($self); 1 } or warn "buflock: $@";
+    eval { $self->_end; 1 } or warn "buflock: $@";
+    return;
+}
+
+sub _end {
+    my ($self) = @_;
+    return if $self->{done} || $self->{token} eq '' || $self->{pid} != $$ || ${^GLOBAL_PHASE} eq 'DESTRUCT';
+    $self->{lock}->_drop($self);
+    $self->_let_go;
     return;
 }
 
 END {
     local ($., $@, $!, $^E, $?);
-    for my $guard (grep { $_ && $_->_is_held } values %LIVE) {
-        eval { $guard->{lock}->_drop($guard); 1 } or warn "buflock: $@";
+    for my $hold (grep { $_->{pid} == $$ } values %LIVE) {
+        eval { $hold->{lock}->_drop($hold); 1 } or warn "buflock: $@";
     }
+    %LIVE = ();
 }
 
 # Threads are born with no guards.
