@@ -20,14 +20,16 @@ STRICT := -Wall -Wextra -Wpedantic -Werror
 # command:Debian package. gcc is needed for everything in C, the others only by tests.
 TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
            unshare:util-linux mount:mount redis-server:redis-server perl:perl openssl:openssl
-# Perl module:Debian package. For a peer that shares locks in Redis with buflock.
-MODULES := Redis:libredis-perl Redis.Fast:libredis-fast-perl
+# The same of Perl modules: module=package.
+MODULES := Redis=libredis-perl Redis::Fast=libredis-fast-perl Mojolicious=libmojolicious-perl \
+           FFI::Platypus=libffi-platypus-perl Test::LeakTrace=libtest-leaktrace-perl Test::Pod=libtest-pod-perl \
+           Test::Pod::Coverage=libtest-pod-coverage-perl Perl::Critic=libperl-critic-perl ExtUtils::MakeMaker=perl
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t))))) \
-           $(foreach m,$(MODULES),$(if $(shell perl -M$(subst .,::,$(firstword $(subst :, ,$(m)))) -e 'print 1' 2>&-),,\
-           $(lastword $(subst :, ,$(m)))))
+           $(shell perl -e 'for (@ARGV) { ($$file, $$package) = split /=/; $$file =~ s{::}{/}g; \
+             print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES))
 
-.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos test-install \
-        check bench bench-peers model loom torture chaos install clean
+.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos \
+        test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
 
 all: lib
 
@@ -68,7 +70,7 @@ target/c/stampede: lib
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
-test: deps test-rust test-tls test-model test-loom test-torture test-chaos test-c test-cdef test-install
+test: deps test-rust test-tls test-model test-loom test-torture test-chaos test-c test-cdef test-install test-perl test-lua
 
 test-rust:
 	$(CARGO) test -q $(FEATURES)
@@ -116,6 +118,10 @@ test-cdef: lib
 test-install: lib
 	@tests/install
 
+# The Perl module, by both of its backends, and as it is installed.
+test-perl: lib
+	@tests/perl
+
 check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy -q --all-targets -- -D warnings
@@ -128,6 +134,8 @@ check:
 	@$(MAKE) --no-print-directory deps lib
 	@tests/c/header
 	@tests/c/exports
+	@if perl -MPerl::Critic -e 1 2>/dev/null; then perlcritic --gentle --quiet bindings/perl/lib bindings/perl/Makefile.PL; \
+	else echo "skipped: no perlcritic (package libperl-critic-perl)"; fi
 	@git diff --exit-code -- include bindings Cargo.lock || { echo "generated files are stale: commit them"; exit 1; }
 
 # Figures, side by side in one run, into target/bench. Not a test: nothing fails. Peers that are not there are left out.

@@ -22,7 +22,7 @@ is "@asked", 'get', '... only looks';
 is $lock->inspect('a'), undef, 'the lock is free';
 
 {
-    my $guard = Buflock->new($url)->acquire('b', ttl => 5);
+    my $guard = Buflock->new($url, on_notice => sub { })->acquire('b', ttl => 5);
     my $begin = time;
     is_deeply [$lock->fetch('b', @cache)], [undef, undef], 'another builds';
     is_deeply [$lock->fetch('b', @cache, stale => sub { "old $_[0]" }, wait => 5)], ['old b', undef], '... stale is taken at once';
@@ -32,7 +32,7 @@ is $lock->inspect('a'), undef, 'the lock is free';
 }
 {
     my $looks = 0;
-    my $guard = Buflock->new($url)->acquire('c', ttl => 0.1);
+    my $guard = Buflock->new($url, on_notice => sub { })->acquire('c', ttl => 0.1);
     is_deeply [$lock->fetch('c', @cache, get => sub { $looks++ ? 'theirs' : undef }, wait => 5)], ['theirs', undef],
         'what another has built';
 }
