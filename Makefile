@@ -19,14 +19,19 @@ STRICT := -Wall -Wextra -Wpedantic -Werror
 
 # command:Debian package. gcc is needed for everything in C, the others only by tests.
 TOOLS   := gcc:gcc g++:g++ nm:binutils valgrind:valgrind faketime:faketime luajit:luajit2 pkg-config:pkg-config \
-           unshare:util-linux mount:mount redis-server:redis-server perl:perl openssl:openssl
+           unshare:util-linux mount:mount redis-server:redis-server perl:perl openssl:openssl nginx:nginx-light \
+           luacheck:lua-check
+# The same of files: never the package luajit, which takes nginx's Lua module away.
+FILES   := /usr/lib/nginx/modules/ngx_http_lua_module.so=libnginx-mod-http-lua \
+           /usr/share/lua/5.1/resty/core.lua=lua-resty-core
 # The same of Perl modules: module=package.
 MODULES := Redis=libredis-perl Redis::Fast=libredis-fast-perl Mojolicious=libmojolicious-perl \
            FFI::Platypus=libffi-platypus-perl Test::LeakTrace=libtest-leaktrace-perl Test::Pod=libtest-pod-perl \
            Test::Pod::Coverage=libtest-pod-coverage-perl Perl::Critic=libperl-critic-perl ExtUtils::MakeMaker=perl
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t))))) \
            $(shell perl -e 'for (@ARGV) { ($$file, $$package) = split /=/; $$file =~ s{::}{/}g; \
-             print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES))
+             print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES)) \
+           $(foreach f,$(FILES),$(if $(wildcard $(firstword $(subst =, ,$(f)))),,$(lastword $(subst =, ,$(f)))))
 
 .PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos \
         test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
@@ -34,14 +39,14 @@ MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,
 all: lib
 
 # Installs what is missing, as root; otherwise says the line that does. A test that misses its tool is skipped with the
-# reason; with CI=true it fails.
+# reason; with CI=true it fails. RUNLEVEL=1: no daemon is started by a package.
 deps:
 	@missing="$(strip $(MISSING))"; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing $$missing"; \
 	  apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null </dev/null; \
+	  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null </dev/null; \
 	else echo "missing: apt-get install $$missing"; fi
 
 # The libraries that are shipped and measured come from here alone. A plain cargo build makes a library too, but without
@@ -122,6 +127,10 @@ test-install: lib
 test-perl: lib
 	@tests/perl
 
+# Before a real nginx.
+test-lua: lib
+	@cd bindings/lua && prove -It/lib t/
+
 check:
 	$(CARGO) fmt --check
 	$(CARGO) clippy -q --all-targets -- -D warnings
@@ -134,6 +143,8 @@ check:
 	@$(MAKE) --no-print-directory deps lib
 	@tests/c/header
 	@tests/c/exports
+	@if command -v luacheck >/dev/null; then (cd bindings/lua && luacheck -q .); \
+	else echo "skipped: no luacheck (package lua-check)"; fi
 	@if perl -MPerl::Critic -e 1 2>/dev/null; then perlcritic --gentle --quiet bindings/perl/lib bindings/perl/Makefile.PL; \
 	else echo "skipped: no perlcritic (package libperl-critic-perl)"; fi
 	@git diff --exit-code -- include bindings Cargo.lock || { echo "generated files are stale: commit them"; exit 1; }
