@@ -388,3 +388,661 @@ sub _wait_in_loop {
 sub CLONE_SKIP { return 1 }
 
 1;
+
+__END__
+
+=encoding UTF-8
+
+=head1 NAME
+
+Buflock - locks that end by themselves, in shared memory or through Redis
+
+=head1 SYNOPSIS
+
+    use Buflock;
+
+    my $lock = Buflock->new('shm:pages', ttl => 30);
+
+    my ($guard, $error) = $lock->acquire('page 42', wait => 2);
+    if ($guard) {
+        build();
+        $guard->release;
+    } elsif ($error) {
+        warn $error;
+    }    # else another holds it
+
+    $lock->with('nightly report', sub { build_report() });
+
+    my $page = $lock->fetch('page 42', wait => 5,
+        get   => sub { $cache->get($_[0]) },
+        build => sub { render($_[0]) },
+        set   => sub { $cache->set($_[0], $_[1]) },
+    );
+
+=head1 DESCRIPTION
+
+A lock that all processes of a machine can take by name, or, through a Redis server, all machines. It has a lease, so it
+ends by itself when its holder dies, hangs or forgets it, and a token, so that nobody can give back another's lock. Perl, C
+and Rust programs share locks, if they use the same URL.
+
+=head2 URLs
+
+    shm:NAME                                        the table NAME in shared memory; no server
+    redis://[USER:PASSWORD@]HOST[:PORT][/DB]        a Redis server
+    rediss://...                                    the same through TLS
+    unix:///PATH                                    the same through its Unix socket
+    off:                                            every acquire is granted, nothing is locked
+
+Options ride behind a C<?>, as in C<shm:pages?ttl=30>, or are given to L</new>. What the URL says wins.
+
+=head2 Answers
+
+In list context there are two values, the last of which is a L<Buflock::Error> or undef. In scalar context there is the
+first alone, and the error is in L</error>. Methods die for wrong arguments only, such as an undefined key or a C<ttl> that
+is no number.
+
+    acquire            ($guard, undef)  (undef, undef) busy     (undef, $error)
+    release, extend    (1, undef)                               (0, $error)
+    await              (1, undef)       (0, undef) still held   (0, $error)
+    break              (1, undef)       (0, undef) nobody       (0, $error)
+    inspect            ($hold, undef)   (undef, undef) nobody   (undef, $error)
+    fetch              ($value, undef)  (undef, undef) busy     (undef, $error)
+    with               (1, @result)     (0) busy                (0, $error)
+
+All times are in seconds, and may have fractions; they are rounded up to milliseconds.
+
+=head1 METHODS
+
+=head2 new
+
+    my $lock = Buflock->new($url, %options);
+
+=head3 Purpose
+
+A lock service. Make it once, and keep it.
+
+=head3 Arguments
+
+A URL, and options by name. Those of the library are in its README; these are the most used:
+
+    ttl        60          the lease where acquire does not say one
+    namespace  'buflock:'  what all keys are under
+    dir, size              shm: where the table is, and how large
+    budget     0.5         Redis: how long a call that does not wait may take
+    fencing    'off'       Redis: whether holds are numbered
+    label                  Redis: what others are shown of this holder
+
+and these are the module's own:
+
+    wait       0           how long acquire, await and fetch wait where they do not say it
+    bytes      0           1: keys are bytes, not characters; see ENCODING
+    on_notice              a code reference that gets what would be a warning
+    backend    'xs'        or 'ffi'; the environment variable BUFLOCK_BACKEND says it for all
+
+=head3 Returns
+
+The object.
+
+=head3 Side effects
+
+None. Nothing is opened or connected before the first use.
+
+=head3 Example
+
+    my $lock = Buflock->new('redis://redis.internal', namespace => 'shop:', ttl => 30, wait => 2);
+
+=head3 API SPECIFICATION
+
+Input
+
+    url     => { type => 'string', position => 0 }
+    options => { type => 'hash' }    # names and values are texts
+
+Output
+
+    { type => 'object', isa => 'Buflock' }
+
+=head3 MESSAGES
+
+    Message                                       Resolution
+    --------------------------------------------  ------------------------------------------
+    new takes a URL                               Pass one
+    the URL begins with "X": it must begin with   Correct the URL
+    unknown option "X": did you mean "Y"?         Correct the option
+    option X is "Y": it must be Z                 Correct its value
+    an option has no value                        Leave it out, or say one
+    a URL or an option holds a NUL                Write %00 in a URL
+    libbuflock has ABI N, this module is made     Install the library and the module of the
+    for M                                         same version
+
+All die.
+
+=head2 acquire
+
+    my ($guard, $error) = $lock->acquire($key, ttl => 30, wait => 2);
+
+=head3 Purpose
+
+Takes the lock, if need be after waiting for it.
+
+=head3 Arguments
+
+C<$key>, any defined string, of any length; and by name C<ttl>, the lease, above 0 and up to 30 days, and C<wait>, how long
+to wait at most. Without C<wait> (here or in L</new>) it is tried once.
+
+=head3 Returns
+
+C<($guard, undef)>: it is held, see L<Buflock::Guard>. C<(undef, undef)>: another holds it, and the wait is over.
+C<(undef, $error)>: it could not be asked.
+
+=head3 Side effects
+
+The lock is held until the guard goes out of scope, is released, or the lease ends. In void context there is no guard: it
+warns, and the lock is released.
+
+=head3 Example
+
+    my $guard = $lock->acquire('page 42') or return;
+
+=head3 API SPECIFICATION
+
+Input
+
+    { key  => { type => 'string', position => 0 },
+      ttl  => { type => 'number', min => 0, max => 2592000, optional => 1 },    # and > 0
+      wait => { type => 'number', min => 0, max => 2592000, optional => 1 } }
+
+Output
+
+    # list of two
+    { type => 'arrayref', schema => [ { type => 'object', isa => 'Buflock::Guard', optional => 1 },
+                                      { type => 'object', isa => 'Buflock::Error', optional => 1 } ] }
+
+=head3 MESSAGES
+
+    Message                                      Resolution
+    -------------------------------------------  ----------------------------------------------
+    key is not defined                           Pass a key. It dies
+    key has a character above U+00FF: with       Encode it. It dies
+    bytes => 1 a key must be encoded
+    ttl is "X": it must be a number of seconds   Correct it. It dies
+    unknown option "X": there are ttl, wait      Correct it. It dies
+    acquire in void context                      Keep the guard. A warning
+    a wait blocks the running Mojo::IOLoop       Do not wait there. A warning, once
+
+and those of L<Buflock::Error>.
+
+=head2 release
+
+    my ($ok, $error) = $lock->release($guard);
+
+=head3 Purpose
+
+Gives a lock back.
+
+=head3 Arguments
+
+A guard, or a plain C<{key, token}>.
+
+=head3 Returns
+
+C<(1, undef)>; C<(0, $error)>, where C<< $error->kind >> is C<expired> or C<taken> if it was not held any more.
+
+=head3 Side effects
+
+Wakes those who wait for it. Another's lock is never touched.
+
+=head3 Example
+
+    $lock->release($guard) or warn $lock->error;
+
+=head3 API SPECIFICATION
+
+Input
+
+    { guard => { type => ['object', 'hashref'], position => 0 } }
+
+Output
+
+    { type => 'arrayref', schema => [ { type => 'boolean' }, { type => 'object', isa => 'Buflock::Error', optional => 1 } ] }
+
+=head3 MESSAGES
+
+As of L<Buflock::Guard/release>, and
+
+    guard must be one that acquire gave, or {key, token}    Pass that. It dies
+
+=head2 extend
+
+    my ($ok, $error) = $lock->extend($guard, $ttl);
+
+=head3 Purpose
+
+Gives a hold a new lease from now on.
+
+=head3 Arguments
+
+A guard, or a plain C<{key, token}>; and seconds. Without these, as long as the guard's first lease, or the option C<ttl>.
+
+=head3 Returns
+
+As L</release>.
+
+=head3 Side effects
+
+None but that.
+
+=head3 Example
+
+    $lock->extend($guard, 30) or die $lock->error;
+
+=head3 API SPECIFICATION
+
+Input
+
+    { guard => { type => ['object', 'hashref'], position => 0 }, ttl => { type => 'number', optional => 1, position => 1 } }
+
+Output
+
+As of L</release>.
+
+=head3 MESSAGES
+
+As of L<Buflock::Guard/extend>.
+
+=head2 with
+
+    my ($ran, @result) = $lock->with($key, %options, sub { ... });
+
+=head3 Purpose
+
+Runs code while the lock is held.
+
+=head3 Arguments
+
+As of L</acquire>, and a code reference, which gets the guard.
+
+=head3 Returns
+
+C<(1, @result)>, where the code ran; C<(0)> where the lock was busy; C<(0, $error)>. In scalar context whether it ran.
+
+=head3 Side effects
+
+The code's. Where it dies the lock is released, and it goes on dying.
+
+=head3 Example
+
+    my ($ran, $count) = $lock->with('import', ttl => 600, sub { import_all() });
+
+=head3 API SPECIFICATION
+
+Input
+
+As of L</acquire>; C<< code => { type => 'coderef', position => -1 } >>
+
+Output
+
+    { type => 'array' }    # the first is a boolean
+
+=head3 MESSAGES
+
+    with takes a code reference last    Pass one. It dies
+
+=head2 fetch
+
+    my ($value, $error) = $lock->fetch($key, get => sub { ... }, build => sub { ... }, %options);
+
+=head3 Purpose
+
+A cache in front of which only one builds what is missing, and the others wait for it, or take what is stale.
+
+=head3 Arguments
+
+The key, and by name
+
+    get    code: what the cache has of the key, or undef. It is asked again behind the lock
+    build  code: gets key and guard, gives the value
+    set    code: gets key, value and guard; optional
+    stale  code: what others take while one builds, or undef; optional
+    ttl    the lease; longer than a build takes
+    wait   how long others wait for the one who builds
+    cool   how long the lock is kept after a build that died or gave undef, so that not all fail one after another
+
+=head3 Returns
+
+C<($value, undef)>. C<(undef, undef)>: another builds, and the wait is over. C<(undef, $error)>: the lock could not be
+asked. In the last two nothing was built: who wants to build without the lock does it, and knows it.
+
+=head3 Side effects
+
+Those of the code. A build that dies goes on dying.
+
+=head3 Example
+
+    my ($page, $error) = $lock->fetch($url, wait => 5, cool => 1,
+        get => sub { $cache->get($_[0]) }, build => sub { render($_[0]) }, set => sub { $cache->set(@_[0, 1]) });
+    $page //= render($url);
+
+=head3 API SPECIFICATION
+
+Input
+
+    { key   => { type => 'string', position => 0 },
+      get   => { type => 'coderef' }, build => { type => 'coderef' },
+      set   => { type => 'coderef', optional => 1 }, stale => { type => 'coderef', optional => 1 },
+      ttl   => { type => 'number', optional => 1 }, wait => { type => 'number', optional => 1 },
+      cool  => { type => 'number', optional => 1 } }
+
+Output
+
+    { type => 'arrayref', schema => [ { optional => 1 }, { type => 'object', isa => 'Buflock::Error', optional => 1 } ] }
+
+=head3 MESSAGES
+
+    fetch needs NAME, a code reference    Pass it. It dies
+
+=head2 await
+
+    my ($over, $error) = $lock->await($key, wait => 2);
+
+=head3 Purpose
+
+Waits without taking the lock.
+
+=head3 Arguments
+
+The key, and C<wait>.
+
+=head3 Returns
+
+C<(1, undef)>: it is free, or was released or changed hands since the call began. C<(0, undef)>: the same hold still stands.
+C<(0, $error)>.
+
+=head3 Side effects
+
+None.
+
+=head3 Example
+
+    $lock->await('page 42', wait => 5) and return $cache->get('page 42');
+
+=head3 API SPECIFICATION
+
+Input
+
+    { key => { type => 'string', position => 0 }, wait => { type => 'number', optional => 1 } }
+
+Output
+
+As of L</release>.
+
+=head3 MESSAGES
+
+Those of L</acquire>.
+
+=head2 inspect
+
+    my ($hold, $error) = $lock->inspect($key);
+
+=head3 Purpose
+
+Looks who holds it.
+
+=head3 Arguments
+
+The key.
+
+=head3 Returns
+
+A hash: C<left>, what is left of the lease in seconds, 0 unknown; C<holder>, who, as text; C<pid>, in shared memory, or
+undef. Or undef: nobody.
+
+=head3 Side effects
+
+None. Signal handlers run behind it: over Redis after the option C<budget> at the latest.
+
+=head3 Example
+
+    my $hold = $lock->inspect('page 42');
+    say $hold ? "$hold->{holder}, for $hold->{left} s" : 'free';
+
+=head3 API SPECIFICATION
+
+Input
+
+    { key => { type => 'string', position => 0 } }
+
+Output
+
+    { type => 'arrayref', schema => [ { type => 'hashref', optional => 1 },
+                                      { type => 'object', isa => 'Buflock::Error', optional => 1 } ] }
+
+=head3 MESSAGES
+
+Those of L<Buflock::Error>.
+
+=head2 break
+
+    my ($freed, $error) = $lock->break($key);
+
+=head3 Purpose
+
+An operator's act: frees a lock, whoever holds it.
+
+=head3 Arguments
+
+The key.
+
+=head3 Returns
+
+C<(1, undef)> freed, C<(0, undef)> nobody held it, C<(0, $error)>.
+
+=head3 Side effects
+
+The holder is not told. Signal handlers run behind it, as of L</inspect>.
+
+=head3 Example
+
+    $lock->break('page 42');
+
+=head3 API SPECIFICATION
+
+Input
+
+    { key => { type => 'string', position => 0 } }
+
+Output
+
+As of L</release>.
+
+=head3 MESSAGES
+
+Those of L<Buflock::Error>.
+
+=head2 stats
+
+    my ($stats, $error) = $lock->stats;
+
+=head3 Purpose
+
+What there is to know about the lock service.
+
+=head3 Arguments
+
+None.
+
+=head3 Returns
+
+A hash, whose fields are in the library's F<docs/operations.md>; and C<leases_lost>, how many leases this object saw end
+before their release.
+
+=head3 Side effects
+
+What is new in C<notices> is warned of, once in a process. (An acquire looks there too, once in a minute.)
+
+=head3 Example
+
+    say $lock->stats->{held};
+
+=head3 API SPECIFICATION
+
+Output
+
+    { type => 'arrayref', schema => [ { type => 'hashref', optional => 1 },
+                                      { type => 'object', isa => 'Buflock::Error', optional => 1 } ] }
+
+=head3 MESSAGES
+
+Those of L<Buflock::Error>.
+
+=head2 adopt
+
+    my $guard = $lock->adopt($plain);
+
+=head3 Purpose
+
+Makes a guard of what L<Buflock::Guard/detach> gave, perhaps in another process.
+
+=head3 Arguments
+
+That: C<{key, token}>.
+
+=head3 Returns
+
+A L<Buflock::Guard>.
+
+=head3 Side effects
+
+None. It is not asked whether the lock is still held.
+
+=head3 Example
+
+    my $guard = $lock->adopt(decode_json($job));
+    $guard->extend(60) or return;
+
+=head3 API SPECIFICATION
+
+Input
+
+    { plain => { type => 'hashref', position => 0 } }
+
+Output
+
+    { type => 'object', isa => 'Buflock::Guard' }
+
+=head3 MESSAGES
+
+As of L<Buflock::Guard/adopt>.
+
+=head2 error
+
+    my $error = $lock->error;
+
+=head3 Purpose
+
+The error of the last call, for those in scalar context.
+
+=head3 Arguments
+
+None.
+
+=head3 Returns
+
+A L<Buflock::Error>, or undef.
+
+=head3 Side effects
+
+None.
+
+=head3 Example
+
+    my $guard = $lock->acquire('k');
+    warn $lock->error if !$guard && $lock->error;
+
+=head3 API SPECIFICATION
+
+Output
+
+    { type => 'object', isa => 'Buflock::Error', optional => 1 }
+
+=head3 MESSAGES
+
+None.
+
+=head1 COMMON PITFALLS
+
+=over
+
+=item * B<Forgetting the guard.> C<< $lock->acquire($key) or die; work() >> releases at once, before the work: nothing
+keeps the guard. Write C<my $guard = ...>.
+
+=item * B<A lease that is too short.> When it ends under its holder another may take the lock. Make C<ttl> longer than the
+work, or L<extend|Buflock::Guard/extend> in between; where a late write would do harm, let the resource refuse old
+L<fences|Buflock::Guard/fence>.
+
+=item * B<Busy is not an error.> C<< if ($error) >> does not see it; look at C<$guard>.
+
+=item * B<It is not re-entrant.> Who acquires a key twice waits for itself.
+
+=item * B<Milliseconds.> All times are seconds.
+
+=item * B<A wait in an event loop> stops everything else there. It warns once; and for a lock that the same process holds it
+answers busy at once, since nobody could release it meanwhile.
+
+=back
+
+=head1 FORK AND THREADS
+
+A lock may be made before a fork, and used on both sides; each process gets connections of its own. Guards stay with the
+process that acquired: the end of a child, of whatever kind, releases nothing, and C<release> in a child dies. Tokens are
+plain text: L<detach|Buflock::Guard/detach>, and L</adopt> on the other side.
+
+Threads do not see the locks and guards of others. Make one in each.
+
+=head1 SIGNALS
+
+While L</acquire>, L</await>, L</release> and L</extend> wait, signal handlers run as usual, at once or within 50 ms. A
+handler may die: then the call is over, and nothing is held by accident.
+
+    my $guard = eval {
+        local $SIG{ALRM} = sub { die "too long\n" };
+        alarm 3;
+        my $guard = $lock->acquire('k', wait => 60);
+        alarm 0;
+        $guard;
+    };
+
+A program that a signal ends without a handler releases nothing; C<$SIG{TERM} = sub { exit }> is a handler that does.
+C<$!>, C<$@> and C<$?> are kept by all calls.
+
+=head1 ENCODING
+
+Keys are characters, and encoded as UTF-8: any string is safe, and is the same key however Perl holds it. Where keys are
+bytes already, say C<< bytes => 1 >>; otherwise those above 127 are encoded once more, which does no harm unless other
+programs are to use the same locks. Options are characters too. Texts of errors are characters: print them through an
+encoding layer.
+
+=head1 LIMITATIONS
+
+=over
+
+=item * Linux only. Shared memory does not go beyond a kernel.
+
+=item * Through Redis it is a lock of one server: a fail-over can lose a lock that was just taken.
+
+=item * L</inspect> and L</break> block for up to C<budget> seconds without running signal handlers.
+
+=item * No lease without end: 30 days are the most. Not first come, first served. No shared (reader) locks.
+
+=back
+
+=head1 SEE ALSO
+
+L<Buflock::Guard>, L<Buflock::Error>, L<Buflock::FFI>, L<Mojolicious::Plugin::Buffer::Lock::Buflock>,
+L<Buflock::Manual::Moving>; the library's README and F<docs/operations.md>.
+
+=head1 COPYRIGHT AND LICENSE
+
+MIT or Apache-2.0, as you like.
+
+=cut

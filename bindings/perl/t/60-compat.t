@@ -109,6 +109,20 @@ sub everything {
         is_deeply [warnings_of(sub { $lock->release($guard) })], [], 'no words about it';
     };
 
+    subtest "$name: beside the class that it stands in for" => sub {
+        my $lock  = $new->();
+        my $name  = 'buffer:lock:' . md5_hex('both');
+        my $theirs = { key => $name, token => 'Z' x 32 };
+        my $delete = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+        $raw->set($name, $theirs->{token}, 'NX', 'PX', 60_000);
+        is_deeply [$lock->acquire('both')], [undef, undef], 'a lock of its is busy';
+        is_deeply [$lock->release($theirs)], [1, undef], '... and is released by its guard';
+        is $raw->exists($name), 0, '... whole';
+        my ($guard) = $lock->acquire('both');
+        ok !defined $raw->set($name, $theirs->{token}, 'NX', 'PX', 60_000), 'a lock of ours is busy for it';
+        is $raw->eval($delete, 1, @{$guard}{qw(key token)}), 1, '... and released by our guard';
+    };
+
     subtest "$name: ttl" => sub {
         my $lock = $new->(ttl => 0.5);
         my ($guard) = $lock->acquire('t');

@@ -297,3 +297,122 @@ sub DESTROY {
 sub CLONE_SKIP { return 1 }
 
 1;
+
+__END__
+
+=encoding UTF-8
+
+=head1 NAME
+
+Buflock::FFI - libbuflock for Buflock, by FFI::Platypus
+
+=head1 SYNOPSIS
+
+    BUFLOCK_BACKEND=ffi perl program          # for all of a program
+    my $lock = Buflock->new($url, backend => 'ffi');    # for one
+
+=head1 DESCRIPTION
+
+The C API as methods, for L<Buflock>; not to be used by itself. What C<Buflock::XS> does by compiled code, this does by
+L<FFI::Platypus>, and a bit slower. The library is the one that the environment variable C<BUFLOCK_LIB> names, or the one
+that was installed with this module, or that it was made with, or the system's F<libbuflock.so.0>.
+
+Each method answers a list: the status; then, below 0, the text of the failure, and else what is said here. Keys are bytes.
+An info is what is left of a lease in ms, how long was waited in ms, the holder's process id, and the fence.
+
+=head1 METHODS
+
+They have no other purpose, side effects or messages than the C functions of their names, which F<buflock.h> describes.
+
+=over
+
+=item open(URL, OPTION, VALUE...)
+
+The lock service, an object.
+
+=item acquire(KEY, TTL_MS, WAIT_MS, TOKEN)
+
+An info. TOKEN is written to. Between slices of 50 ms of this and the next three signal handlers run.
+
+=item extend(KEY, TOKEN, TTL_MS)
+
+=item release(KEY, TOKEN)
+
+=item await(KEY, WAIT_MS)
+
+=item release_now(KEY, TOKEN)
+
+As release, without slices.
+
+=item drop(KEY, TOKEN)
+
+=item inspect(KEY)
+
+An info, and the holder as text where the status is 1.
+
+=item break(KEY)
+
+=item stats
+
+JSON.
+
+=item op_acquire(KEY, TTL_MS, WAIT_MS), op_extend(KEY, TOKEN, TTL_MS), op_release(KEY, TOKEN), op_await(KEY, WAIT_MS)
+
+An op, an object with the methods below.
+
+=item op_acquire
+
+=item op_extend
+
+=item op_release
+
+=item op_await
+
+=item bell_fd
+
+A file descriptor.
+
+=item bell_read
+
+Ids.
+
+=item abi
+
+=item version
+
+=item status_name(STATUS)
+
+Functions.
+
+=back
+
+Of an op:
+
+=over
+
+=item next
+
+kind, ms, id, keep, tls, port, count, host, pool, data.
+
+=item connected(FRESH), feed(DATA), fail(WHY), reply(KIND, NUMBER, TEXT), cancel, run(SLICE_MS)
+
+=item argument(INDEX)
+
+The argument.
+
+=item finish(TOKEN)
+
+An info. TOKEN is written to.
+
+=back
+
+=head1 LIMITATIONS
+
+A signal handler that dies in the microseconds around a call, or at the end of a guard, may leave a lock held until its
+lease ends. Compiled code has no such gap.
+
+=head1 SEE ALSO
+
+L<Buflock>
+
+=cut
