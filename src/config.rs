@@ -337,7 +337,14 @@ pub fn parse_url(url: &str, settings: &mut Settings) -> Result<Target, ConfigFau
         };
         let name = decode(name).and_then(|name| String::from_utf8(name).ok());
         let name = name.ok_or(ConfigFault::Escape("parameter name"))?;
-        settings.set(&name, &decode(value).ok_or(ConfigFault::Escape("parameter value"))?)?;
+        let value = decode(value).ok_or(ConfigFault::Escape("parameter value"))?;
+        settings.set(&name, &value).map_err(|fault| match fault {
+            // It may be what is behind a & or a ? in a password.
+            ConfigFault::Unknown { nearest, .. } if query.contains("password") || query.contains('@') => {
+                ConfigFault::Unknown { option: "...".to_owned(), nearest }
+            }
+            fault => fault,
+        })?;
         if given.contains(&name) {
             return Err(ConfigFault::Twice(name));
         }
@@ -497,6 +504,8 @@ mod tests {
             ("shm:x?password=a&geheim", "as %26"),
             ("shm:x?password=%ffgeheim", "option password"),
             ("shm:x?tll=5", "did you mean \"ttl\"?"),
+            ("shm:x?password=a&geheim=1", "unknown option \"...\""),
+            ("redis://u:1?geheim=x@h/0", "unknown option \"...\""),
             ("shm:x?passwrd=geheim", "did you mean \"password\"?"),
             ("shm:x?ttl=%zz", "has a % without"),
             ("shm:x?ttl=1&size=64k&ttl=2", "the URL says option ttl twice"),

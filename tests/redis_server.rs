@@ -667,6 +667,20 @@ fn passwords() {
 }
 
 #[test]
+fn a_server_that_quotes_passwords() {
+    let Some(server) = Server::start(&["--rename-command", "AUTH", ""]) else { return };
+    let file = server.dir().path().join("password");
+    std::fs::write(&file, "sesame\n").unwrap();
+    for secret in ["password=sesame".to_owned(), format!("password_file={}", file.display())] {
+        let client = client(&server.url(&format!("user=eve&{secret}")));
+        for _ in 0..4 {
+            let text = client.acquire(b"k", LEASE, 0).expect_err("there is no AUTH").to_string();
+            assert!(text.contains("AUTH") && !text.contains("sesame"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_password_that_is_changed() {
     let Some((server, _)) = start() else { return };
     let file = server.dir().path().join("password");

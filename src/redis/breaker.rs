@@ -27,6 +27,8 @@ struct Page {
     probe_until: AtomicU64,
     /// How often it opened, ever.
     opened: AtomicU64,
+    /// 1: the server did answer, that it can't work now.
+    answers: AtomicU32,
     /// Calls that failed at once.
     refused: AtomicU64,
 }
@@ -84,11 +86,12 @@ impl Breaker {
         self.page.map(|page| unsafe { page.as_ref() })
     }
 
-    /// Whether a call may begin at `now`.
-    pub fn pass(&self, now: u64) -> Pass {
+    /// Whether a call may begin at `now`. `keeps`: it keeps a lock or gives it back, which a server that answers may well
+    /// do, though it takes no new ones.
+    pub fn pass(&self, now: u64, keeps: bool) -> Pass {
         let Some(page) = self.page() else { return Pass::Free };
         let until = page.open_until.load(Acquire);
-        if until == 0 {
+        if until == 0 || keeps && page.answers.load(Relaxed) == 1 {
             return Pass::Free;
         }
         let probe = page.probe_until.load(Acquire);
@@ -113,9 +116,10 @@ impl Breaker {
         page.probe_until.store(0, Release);
     }
 
-    /// It did not, or said that it can't work. `random` spreads the probes of different hosts.
-    pub fn failed(&self, now: u64, random: u32) {
+    /// It did not, or said that it can't work: `answers`. `random` spreads the probes of different hosts.
+    pub fn failed(&self, now: u64, random: u32, answers: bool) {
         let (Some(page), Some(threshold)) = (self.page(), self.threshold) else { return };
+        page.answers.store(answers.into(), Relaxed);
         let failures = page.failures.fetch_add(1, Relaxed).saturating_add(1);
         let until = page.open_until.load(Acquire);
         if now < until || until == 0 && failures < threshold {
@@ -134,7 +138,8 @@ impl Breaker {
     /// For how many ns calls still fail at once, how often it opened, and how many calls it has refused.
     pub fn state(&self, now: u64) -> (u64, u64, u64) {
         self.page().map_or((0, 0, 0), |page| {
-            let open = page.open_until.load(Relaxed).saturating_sub(now);
+            let until = page.open_until.load(Relaxed).max(page.probe_until.load(Relaxed));
+            let open = until.saturating_sub(now);
             (open, page.opened.load(Relaxed), page.refused.load(Relaxed))
         })
     }
@@ -162,7 +167,7 @@ mod tests {
     }
 
     fn seconds(breaker: &Breaker, now: u64) -> u64 {
-        match breaker.pass(now) {
+        match breaker.pass(now, false) {
             Pass::Free => 0,
             Pass::Refused(left) => left.div_ceil(1_000 * MS),
         }
@@ -172,29 +177,29 @@ mod tests {
     fn opens_after_failures_in_a_row() {
         let breaker = breaker();
         for _ in 0..5 {
-            breaker.failed(1, MIDDLE);
-            breaker.failed(1, MIDDLE);
+            breaker.failed(1, MIDDLE, false);
+            breaker.failed(1, MIDDLE, false);
             breaker.succeeded();
         }
-        assert_eq!(breaker.pass(1), Pass::Free);
-        (0..3).for_each(|_| breaker.failed(1, MIDDLE));
+        assert_eq!(breaker.pass(1, false), Pass::Free);
+        (0..3).for_each(|_| breaker.failed(1, MIDDLE, false));
         assert_eq!(seconds(&breaker, 1), 1);
         breaker.succeeded();
-        assert_eq!(breaker.pass(1), Pass::Free);
+        assert_eq!(breaker.pass(1, false), Pass::Free);
     }
 
     #[test]
     fn one_probe_per_pause_and_pauses_double() {
         let breaker = breaker();
         let mut now = 1;
-        (0..3).for_each(|_| breaker.failed(now, MIDDLE));
+        (0..3).for_each(|_| breaker.failed(now, MIDDLE, false));
         for pause in [1, 2, 4, 8, 16, 30, 30, 30] {
             assert_eq!(seconds(&breaker, now), pause, "second {}", now / 1_000 / MS);
             now += pause * 1_000 * MS;
-            assert_eq!(breaker.pass(now), Pass::Free);
-            assert_ne!(breaker.pass(now + 1), Pass::Free, "a second probe");
+            assert_eq!(breaker.pass(now, false), Pass::Free);
+            assert_ne!(breaker.pass(now + 1, false), Pass::Free, "a second probe");
             now += CLAIM;
-            breaker.failed(now, MIDDLE);
+            breaker.failed(now, MIDDLE, false);
         }
         assert_eq!(breaker.state(now).1, 9);
     }
@@ -202,17 +207,17 @@ mod tests {
     #[test]
     fn a_probe_that_never_ends_is_followed_by_another() {
         let breaker = breaker();
-        (0..3).for_each(|_| breaker.failed(1, MIDDLE));
+        (0..3).for_each(|_| breaker.failed(1, MIDDLE, false));
         let now = 2_000 * MS;
-        assert_eq!(breaker.pass(now), Pass::Free);
-        assert_ne!(breaker.pass(now + CLAIM - 1), Pass::Free);
-        assert_eq!(breaker.pass(now + CLAIM), Pass::Free);
+        assert_eq!(breaker.pass(now, false), Pass::Free);
+        assert_ne!(breaker.pass(now + CLAIM - 1, false), Pass::Free);
+        assert_eq!(breaker.pass(now + CLAIM, false), Pass::Free);
     }
 
     #[test]
     fn calls_under_way_do_not_lengthen_the_pause() {
         let breaker = breaker();
-        (0..50).for_each(|_| breaker.failed(1, MIDDLE));
+        (0..50).for_each(|_| breaker.failed(1, MIDDLE, false));
         assert_eq!(seconds(&breaker, 1), 1);
     }
 
@@ -220,15 +225,25 @@ mod tests {
     fn the_spread_is_a_fifth() {
         for (random, ms) in [(0, 800), (1023, 1200)] {
             let breaker = breaker();
-            (0..3).for_each(|_| breaker.failed(0, random));
-            assert_eq!(breaker.pass(0), Pass::Refused(ms * MS));
+            (0..3).for_each(|_| breaker.failed(0, random, false));
+            assert_eq!(breaker.pass(0, false), Pass::Refused(ms * MS));
         }
+    }
+
+    #[test]
+    fn what_keeps_a_lock_passes_where_the_server_answers() {
+        let breaker = breaker();
+        (0..3).for_each(|_| breaker.failed(1, MIDDLE, true));
+        assert_ne!(breaker.pass(1, false), Pass::Free);
+        assert_eq!(breaker.pass(1, true), Pass::Free);
+        breaker.failed(1, MIDDLE, false);
+        assert_ne!(breaker.pass(1, true), Pass::Free);
     }
 
     #[test]
     fn may_be_off() {
         let breaker = Breaker::new(None, CLAIM).unwrap();
-        (0..50).for_each(|_| breaker.failed(1, MIDDLE));
-        assert_eq!(breaker.pass(1), Pass::Free);
+        (0..50).for_each(|_| breaker.failed(1, MIDDLE, false));
+        assert_eq!(breaker.pass(1, false), Pass::Free);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Redis;
 use super::machine::Machine;
-use super::transport::{Connection, Received};
+use super::transport::{Connection, Received, Unopened};
 use crate::cancel::Uncancelled;
 use crate::error::ServerFault;
 use crate::policy::NS_PER_MS;
@@ -99,8 +99,11 @@ fn connect(redis: &Redis, machine: &mut Machine, link: &mut Link, now: u64, unti
             link.0 = Some(connection);
             machine.connected(redis, true, monotonic());
         }
-        Err(why) => {
+        Err(Unopened { why, by_us }) => {
             local.pool.closed();
+            if by_us {
+                return machine.give_up(redis, redis.fault(ServerFault::Unreachable, &why), monotonic());
+            }
             machine.fail(redis, &why, monotonic());
         }
     }

@@ -137,6 +137,8 @@ pub struct Machine {
     wants_fresh: bool,
     /// Whether a wait for a signal has cost a connection.
     by_steps: bool,
+    /// Whether the driver was told to keep its connection.
+    kept: bool,
     waited: bool,
     cancelled: bool,
     /// An await's: whose end is waited for.
@@ -176,6 +178,7 @@ impl Machine {
             pauses: 0,
             wants_fresh: false,
             by_steps: false,
+            kept: false,
             waited: false,
             cancelled: false,
             seen: Vec::new(),
@@ -235,9 +238,10 @@ impl Machine {
                 At::Call { until } if now < until => return Step::Call { ms: left(until, now), count: self.count() },
                 At::Call { .. } => self.carried_badly(redis, &timed_out("the call", redis.command_time())),
                 At::Done => {
-                    let keep = self.is_clean();
-                    self.linked = false; // the driver has it back: what a cancel sends asks for another
-                    return Step::Done { keep };
+                    // The driver has it back, and may ask again; what a cancel sends asks for another.
+                    self.kept |= self.is_clean();
+                    self.linked = false;
+                    return Step::Done { keep: self.kept };
                 }
             }
         }
@@ -253,7 +257,7 @@ impl Machine {
 
     fn begin(&mut self, redis: &Redis, now: u64) {
         if redis.server.is_some()
-            && let Some(error) = redis.refusal(now)
+            && let Some(error) = redis.refusal(now, !self.may_be_refused())
         {
             if matches!(self.want, Want::Release) {
                 self.leave_orphan(redis, now);
@@ -458,7 +462,7 @@ impl Machine {
     pub fn fail(&mut self, redis: &Redis, why: &str, now: u64) -> bool {
         match self.at {
             At::Connect { .. } => self.lost(redis, now, &format!("connecting failed: {why}")),
-            At::Receive { .. } => self.lost(redis, now, why),
+            At::Send { .. } | At::Receive { .. } => self.lost(redis, now, why),
             At::Call { .. } => self.carried_badly(redis, why),
             At::Sleep { .. } => self.linked = false,
             _ => return false,
@@ -492,7 +496,7 @@ impl Machine {
             (Some(Expected::Setup), _) => {}
             (Some(Expected::Orphan(orphan)), reply) => {
                 if let Reply::Error(text) = &reply {
-                    self.said.clone_from(text);
+                    self.said = redis.without_password(text.clone());
                 }
                 still_orphan(redis, orphan, &reply, now);
             }
@@ -531,11 +535,15 @@ impl Machine {
         if let Aim::GiveBack(_) = self.aim {
             return self.end_giving_back(redis, false, now);
         }
+        let text = redis.without_password(text);
+        if matches!(self.want, Want::Release) {
+            self.leave_orphan(redis, now);
+        }
         if is_state_of_the_server(&text) {
-            redis.note_failure(now, self.random(), &text);
-            if matches!(self.want, Want::Release) {
-                self.leave_orphan(redis, now);
-            }
+            redis.note_failure(now, self.random(), &text, true);
+            // It may be master no more, and its name another's.
+            self.linked = false;
+            redis.local().resolver.expire();
         } else {
             redis.note_answer();
         }
@@ -575,7 +583,7 @@ impl Machine {
                 let verdict = match number {
                     1 => Verdict::Ok,
                     // The release whose reply was lost has done it.
-                    _ if self.doubtful && !matches!(self.want, Want::Extend { .. }) => Verdict::Ok,
+                    0 if self.doubtful && !matches!(self.want, Want::Extend { .. }) => Verdict::Ok,
                     0 => Verdict::Expired,
                     _ => Verdict::Taken,
                 };
@@ -760,7 +768,7 @@ impl Machine {
         if giving_back {
             return self.end_giving_back(redis, false, now);
         }
-        redis.note_failure(now, self.random(), why);
+        redis.note_failure(now, self.random(), why, false);
         let unreachable = |why: &str| Err(redis.fault(ServerFault::Unreachable, why));
         if !self.doubtful && !self.strays {
             if matches!(self.want, Want::Release) {
@@ -791,7 +799,7 @@ impl Machine {
     /// Releases what is or may be held, then ends with one of `answers`.
     fn give_back(&mut self, redis: &Redis, now: u64, answers: [Result<Answer, Error>; 2]) {
         self.aim = Aim::GiveBack(Box::new(answers));
-        self.answer = None;
+        (self.answer, self.kept) = (None, false);
         if matches!(self.at, At::Receive { .. }) && !self.linked {
             self.losses = TRIES; // its connection was lost: one try, in the time that was kept for it
             self.connect(redis, now);

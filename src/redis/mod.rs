@@ -162,6 +162,19 @@ impl Redis {
         Ok(count)
     }
 
+    /// What a server says, without the password: some quote the command that they refuse.
+    fn without_password(&self, text: String) -> String {
+        let password = match &self.settings.password {
+            Some(Secret::Text(text)) => text.clone(),
+            Some(Secret::File(path)) => server::read_password(path)
+                .map(|password| String::from_utf8_lossy(&password).into_owned())
+                .unwrap_or_default(),
+            None => String::new(),
+        };
+        let text = text.split(", with args").next().unwrap_or_default().to_owned();
+        if password.is_empty() { text } else { text.replace(&password, "[password]") }
+    }
+
     /// An error that names the server.
     fn fault(&self, fault: ServerFault, why: &str) -> Error {
         let server = self.server.as_ref().map_or_else(|| "the caller's client".into(), |server| server.shown.clone());
@@ -169,8 +182,8 @@ impl Redis {
     }
 
     /// The error that calls fail at once, while they do.
-    fn refusal(&self, now: u64) -> Option<Error> {
-        match self.breaker.pass(now) {
+    fn refusal(&self, now: u64, keeps: bool) -> Option<Error> {
+        match self.breaker.pass(now, keeps) {
             Pass::Free => None,
             Pass::Refused(left) => {
                 let ms = left.div_ceil(NS_PER_MS);
@@ -186,10 +199,10 @@ impl Redis {
         self.breaker.succeeded();
     }
 
-    fn note_failure(&self, now: u64, random: u32, why: &str) {
+    fn note_failure(&self, now: u64, random: u32, why: &str, answers: bool) {
         self.counts.failures.fetch_add(1, Relaxed);
         *self.local().last_failure() = why.into();
-        self.breaker.failed(now, random);
+        self.breaker.failed(now, random, answers);
     }
 
     /// Whether scripts must go as text: this user may not use EVALSHA.

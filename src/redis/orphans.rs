@@ -7,8 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many are remembered. The oldest ends with its lease first.
 const MOST: usize = 64;
-/// How many go ahead of one command.
-const AT_ONCE: usize = 8;
 
 /// A lock to be released when there is a way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,12 +55,12 @@ impl Orphans {
         list.push(orphan);
     }
 
-    /// Takes some to send. Those whose lease is over are over.
+    /// Takes those to send. Those whose lease is over are over.
     pub fn take(&self, now: u64) -> Vec<Orphan> {
         let mut list = self.list();
         list.retain(|orphan| orphan.until > now);
         let is_due = |orphan: &mut Orphan| orphan.after <= now;
-        list.extract_if(.., is_due).take(AT_ONCE).collect()
+        list.extract_if(.., is_due).collect()
     }
 
     /// Forgets the one with this token: its owner releases it.
@@ -89,9 +87,9 @@ mod tests {
         let orphans = Orphans::default();
         (0..MOST + 3).for_each(|number| orphans.add(orphan(number)));
         assert_eq!(orphans.counts(), (MOST, 3));
-        assert_eq!(orphans.take(0), (3..3 + AT_ONCE).map(orphan).collect::<Vec<_>>());
-        orphans.forget(&orphan(3 + AT_ONCE).token);
-        assert_eq!(orphans.take(0).first(), Some(&orphan(4 + AT_ONCE)));
+        orphans.forget(&orphan(5).token);
+        assert_eq!(orphans.take(0), (3..MOST + 3).filter(|number| *number != 5).map(orphan).collect::<Vec<_>>());
+        orphans.add(orphan(1));
         assert_eq!(orphans.take(100), []);
         assert_eq!(orphans.counts(), (0, 3));
     }

@@ -28,6 +28,27 @@ pub struct Socket {
     receive_time: u64,
 }
 
+/// Why there is no connection.
+pub struct Unopened {
+    /// In words.
+    pub why: String,
+    /// Whether this process is at its limits: that says nothing of the server.
+    pub by_us: bool,
+}
+
+impl From<String> for Unopened {
+    fn from(why: String) -> Self {
+        Self { why, by_us: false }
+    }
+}
+
+impl From<io::Error> for Unopened {
+    fn from(error: io::Error) -> Self {
+        const LIMITS: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+        Self { why: error.to_string(), by_us: error.raw_os_error().is_some_and(|errno| LIMITS.contains(&errno)) }
+    }
+}
+
 /// How a receive ended.
 pub enum Received {
     /// With so many bytes.
@@ -41,7 +62,7 @@ pub enum Received {
 }
 
 impl Connection {
-    /// Connects, until `until` at the latest; with TLS, where there is a session to begin. `receive_time`: how long
+    /// Connects, until `until` at the latest; with TLS, where there is a session to begin. `reply_time`: how long
     /// replies mostly may take, in ns.
     ///
     /// # Errors
@@ -51,16 +72,17 @@ impl Connection {
         mut tls: Option<Box<Session>>,
         resolver: &Arc<Resolver>,
         until: u64,
-        receive_time: u64,
-    ) -> Result<Self, String> {
+        reply_time: u64,
+    ) -> Result<Self, Unopened> {
         let socket = match address {
             Address::Tcp { host, port, .. } => connect_tcp(host, *port, resolver, until)?,
-            Address::Unix(path) => connect_unix(path, until).map_err(|error| error.to_string())?,
+            Address::Unix(path) => connect_unix(path, until)?,
         };
         set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32); // refused for Unix sockets, which need it not
         // Closed at once, and what was not yet sent is not sent any more: a command that is given up must not arrive
         // seconds later.
         set(&socket, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 });
+        let receive_time = reply_time / 8 * 7; // a little less, so that it fits into what is left of that
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeval(receive_time));
         let socket = Socket { fd: KeptFd::new(socket), receive_time };
         if let Some(tls) = &mut tls {
@@ -140,7 +162,7 @@ impl Socket {
     pub fn receive(&self, into: &mut [u8], until: u64) -> Received {
         let left = until.saturating_sub(monotonic());
         // The socket's own limit saves a call of the system where it is longer than ours by an eighth at most.
-        self.receive_or_wait(into, until, left + left / 8 >= self.receive_time)
+        self.receive_or_wait(into, until, left >= self.receive_time)
     }
 
     /// The same, and never later.
@@ -222,12 +244,13 @@ fn timeval(ns: u64) -> libc::timeval {
     libc::timeval { tv_sec: time.tv_sec, tv_usec: time.tv_nsec / 1000 }
 }
 
-fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> Result<OwnedFd, String> {
+fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> Result<OwnedFd, Unopened> {
     let addresses = match host.parse::<IpAddr>() {
         Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => resolver.resolve(host, port, until)?,
     };
-    let mut why = if addresses.is_empty() { format!("{host} has no address") } else { "no time is left".to_owned() };
+    let none = if addresses.is_empty() { format!("{host} has no address") } else { "no time is left".to_owned() };
+    let mut why = Unopened::from(none);
     for (place, address) in addresses.iter().enumerate() {
         // Each gets its share of the time that is left.
         let left = until.saturating_sub(monotonic()) / (addresses.len() - place) as u64;
@@ -235,11 +258,11 @@ fn connect_tcp(host: &str, port: u16, resolver: &Arc<Resolver>, until: u64) -> R
             break;
         }
         match TcpStream::connect_timeout(address, Duration::from_nanos(left)) {
-            Ok(stream) => return opened(stream.into_raw_fd()).map_err(|error| error.to_string()),
+            Ok(stream) => return Ok(opened(stream.into_raw_fd())?),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                why = format!("no answer within {} ms", ms_passed(left));
+                why = format!("no answer within {} ms", ms_passed(left)).into();
             }
-            Err(error) => why = error.to_string(),
+            Err(error) => why = error.into(),
         }
     }
     Err(why)
@@ -295,6 +318,11 @@ struct Names {
 }
 
 impl Resolver {
+    /// Has the name asked for again at the next connection: a fail-over may have changed what it means.
+    pub fn expire(&self) {
+        self.state().at = 0;
+    }
+
     fn state(&self) -> MutexGuard<'_, Names> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -303,7 +331,7 @@ impl Resolver {
     fn resolve(self: &Arc<Self>, host: &str, port: u16, until: u64) -> Result<Vec<SocketAddr>, String> {
         let begun = monotonic();
         let mut state = self.state();
-        if !state.addresses.is_empty() && begun < state.at + FRESH {
+        if !state.addresses.is_empty() && state.at != 0 && begun < state.at + FRESH {
             return Ok(state.addresses.clone());
         }
         let has_old = !state.addresses.is_empty();

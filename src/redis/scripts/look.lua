@@ -9,4 +9,4 @@ if KEYS[2] and ARGV[2] == '1' then
   redis.pcall('DEL', KEYS[4]) -- of a release before this hold
   redis.pcall('SET', KEYS[2], '1', 'PX', math.min(left, 60000) + 2000)
 end
-return math.max(left, 1) .. ' ' .. value
+return math.max(left, 1) .. ' ' .. string.sub(value, 1, 97) -- a token and a label
