@@ -375,15 +375,13 @@ fail(buflock_op *op, const char *why)
     ANSWER(status, op);
 
 void
-argument(buflock_op *op, U32 index)
+arguments(buflock_op *op)
   PREINIT:
     const char *data = NULL;
     size_t size = 0;
-    int status;
+    U32 i;
   PPCODE:
-    status = buflock_op_argument(op, index, &data, &size);
-    ANSWER(status, op);
-    if (status == BUFLOCK_OK)
+    for (i = 0; buflock_op_argument(op, i, &data, &size) == BUFLOCK_OK; i++)
         mXPUSHp(data, size);
 
 void

@@ -258,11 +258,12 @@ sub fail {
     return $self->_answer(Buflock::FFI::_op_fail($$self, $why));
 }
 
-sub argument {
-    my ($self, $index) = @_;
-    my ($data, $size);
-    my $status = Buflock::FFI::_op_argument($$self, $index, \$data, \$size);
-    return $self->_answer($status, $status == OK ? _bytes_at($data, $size) : ());
+sub arguments {
+    my ($self) = @_;
+    my ($data, $size, @arguments);
+    push @arguments, _bytes_at($data, $size)
+        while Buflock::FFI::_op_argument($$self, scalar @arguments, \$data, \$size) == OK;
+    return @arguments;
 }
 
 sub reply {
@@ -396,9 +397,9 @@ kind, ms, id, keep, tls, port, count, host, pool, data.
 
 =item connected(FRESH), feed(DATA), fail(WHY), reply(KIND, NUMBER, TEXT), cancel, run(SLICE_MS)
 
-=item argument(INDEX)
+=item arguments
 
-The argument.
+Those of the command that the caller's client is to carry, and no status before them.
 
 =item finish(TOKEN)
 

@@ -151,8 +151,8 @@ sub _carry {
     return (FAILED, $why) if !$carrier;
     my ($status, $op) = $carrier->$make(@arguments);
     return ($status, $op) if $status != OK;
-    my $count = ($op->next)[7];
-    my @command = map { ($op->argument($_))[1] } 1 .. $count - 1;    # the first is EVAL
+    $op->next;
+    my (undef, @command) = $op->arguments;    # the first is EVAL
     my $reply;
     {
         local $@;
