@@ -583,7 +583,7 @@ impl Machine {
                 let verdict = match number {
                     1 => Verdict::Ok,
                     // The release whose reply was lost has done it.
-                    0 if self.doubtful && !matches!(self.want, Want::Extend { .. }) => Verdict::Ok,
+                    _ if self.doubtful && !matches!(self.want, Want::Extend { .. }) => Verdict::Ok,
                     0 => Verdict::Expired,
                     _ => Verdict::Taken,
                 };
