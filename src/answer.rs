@@ -27,6 +27,41 @@ pub enum Answer {
     Hold(Option<Hold>),
 }
 
+// An answer is of the kind of its call; another is a bug.
+impl Answer {
+    /// An acquire's.
+    pub fn into_acquire(self) -> Acquire {
+        match self {
+            Self::Acquire(acquire) => acquire,
+            other => unreachable!("an acquire answered {other:?}"),
+        }
+    }
+
+    /// That of a release or an extend.
+    pub fn into_verdict(self) -> Verdict {
+        match self {
+            Self::Verdict(verdict) => verdict,
+            other => unreachable!("a release or an extend answered {other:?}"),
+        }
+    }
+
+    /// An await's.
+    pub fn into_await(self) -> Await {
+        match self {
+            Self::Await(answer) => answer,
+            other => unreachable!("an await answered {other:?}"),
+        }
+    }
+
+    /// An inspect's.
+    pub fn into_hold(self) -> Option<Hold> {
+        match self {
+            Self::Hold(hold) => hold,
+            other => unreachable!("an inspect answered {other:?}"),
+        }
+    }
+}
+
 /// What an acquire came to.
 #[derive(Clone, Copy, Debug)]
 pub enum Acquire {

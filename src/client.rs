@@ -68,10 +68,7 @@ impl Client {
             Backend::Shm(shm) => shm.acquire(key, ttl_ms, wait_ms),
             Backend::Redis(redis) => {
                 let token = Token::random().map_err(|_| Error::NoRandom)?;
-                match redis.block(RedisWant::Acquire { ttl_ms, tell_left }, key, &token.0, wait_ms)? {
-                    Answer::Acquire(acquire) => Ok(acquire),
-                    _ => unreachable!("an acquire answers what an acquire can"),
-                }
+                Ok(redis.block(RedisWant::Acquire { ttl_ms, tell_left }, key, &token.0, wait_ms)?.into_acquire())
             }
             Backend::Off(off) => off.acquire(ttl_ms),
         }
@@ -86,7 +83,7 @@ impl Client {
         let ttl_ms = lease(ttl_ms, self.ttl_ms)?;
         match &self.backend {
             Backend::Shm(shm) => shm.extend(key, token, ttl_ms),
-            Backend::Redis(redis) => verdict(redis.block(RedisWant::Extend { ttl_ms }, key, token, 0)?),
+            Backend::Redis(redis) => Ok(redis.block(RedisWant::Extend { ttl_ms }, key, token, 0)?.into_verdict()),
             Backend::Off(_) => Ok(Verdict::Ok),
         }
     }
@@ -99,7 +96,7 @@ impl Client {
     pub fn release(&self, key: &[u8], token: &[u8]) -> Result<Verdict, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.release(key, token),
-            Backend::Redis(redis) => verdict(redis.block(RedisWant::Release, key, token, 0)?),
+            Backend::Redis(redis) => Ok(redis.block(RedisWant::Release, key, token, 0)?.into_verdict()),
             Backend::Off(_) => Ok(Verdict::Ok),
         }
     }
@@ -125,10 +122,9 @@ impl Client {
     pub fn wait_for_end(&self, key: &[u8], wait_ms: u32) -> Result<Await, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.wait_for_end(key, wait(wait_ms, self.timeout_ms)),
-            Backend::Redis(redis) => match redis.block(RedisWant::Await, key, b"", wait(wait_ms, self.timeout_ms))? {
-                Answer::Await(answer) => Ok(answer),
-                _ => unreachable!("an await answers what an await can"),
-            },
+            Backend::Redis(redis) => {
+                Ok(redis.block(RedisWant::Await, key, b"", wait(wait_ms, self.timeout_ms))?.into_await())
+            }
             Backend::Off(_) => Ok(Await::Over),
         }
     }
@@ -140,10 +136,7 @@ impl Client {
     pub fn inspect(&self, key: &[u8]) -> Result<Option<Hold>, Error> {
         match &self.backend {
             Backend::Shm(shm) => Ok(shm.inspect(key)?.map(Hold::from)),
-            Backend::Redis(redis) => match redis.block(RedisWant::Inspect, key, b"", 0)? {
-                Answer::Hold(hold) => Ok(hold),
-                _ => unreachable!("an inspect answers what an inspect can"),
-            },
+            Backend::Redis(redis) => Ok(redis.block(RedisWant::Inspect, key, b"", 0)?.into_hold()),
             Backend::Off(_) => Ok(None),
         }
     }
@@ -155,7 +148,7 @@ impl Client {
     pub fn end_any(&self, key: &[u8]) -> Result<Verdict, Error> {
         match &self.backend {
             Backend::Shm(shm) => shm.end_any(key),
-            Backend::Redis(redis) => verdict(redis.block(RedisWant::Break, key, b"", 0)?),
+            Backend::Redis(redis) => Ok(redis.block(RedisWant::Break, key, b"", 0)?.into_verdict()),
             Backend::Off(_) => Ok(Verdict::Expired),
         }
     }
@@ -242,13 +235,6 @@ impl Client {
             json.number(name, count.load(Relaxed));
         }
         Ok(json.finish())
-    }
-}
-
-fn verdict(answer: Answer) -> Result<Verdict, Error> {
-    match answer {
-        Answer::Verdict(verdict) => Ok(verdict),
-        _ => unreachable!("it answers a verdict"),
     }
 }
 

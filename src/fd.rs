@@ -1,5 +1,6 @@
 //! File descriptors that a host may close behind our back, or have copied by a fork.
 
+use crate::cancel::Uncancelled;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
@@ -39,6 +40,7 @@ impl KeptFd {
 impl KeptFd {
     /// Closes it, unless it is not ours any more.
     pub fn close(&self) {
+        let _uncancelled = Uncancelled::new();
         if self.status().is_some() {
             // SAFETY: still our file, as far as can be told.
             unsafe { libc::close(self.fd) };

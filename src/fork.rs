@@ -1,7 +1,8 @@
 //! A number that a process has for itself: a forked child starts without it.
 
+use crate::sys::map;
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
 /// A non-zero number per process, zero again in a forked child.
@@ -27,23 +28,9 @@ impl PerProcess {
     /// # Errors
     /// When the process gets no memory.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: a fresh anonymous mapping; the kernel chooses its place.
-        let page = unsafe {
-            libc::mmap(
-                null_mut(),
-                PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let page: NonNull<AtomicU64> = map(libc::MAP_PRIVATE)?;
         // SAFETY: the page was just mapped.
-        let wiped = unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0;
-        let page = NonNull::new(page.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let wiped = unsafe { libc::madvise(page.as_ptr().cast(), PAGE, libc::MADV_WIPEONFORK) } == 0;
         Ok(Self { page, wiped })
     }
 

@@ -1,9 +1,32 @@
 //! What the kernel does for both backends: clocks, sleeps, signals, errno.
 
 use crate::cancel::Uncancelled;
+use std::ffi::c_int;
 use std::io;
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const NS_PER_S: u64 = 1_000_000_000;
+
+/// New memory, all zero and page-aligned, for a `T`: `sharing` is MAP_PRIVATE or MAP_SHARED, which forked processes share.
+///
+/// # Errors
+/// The process gets no memory.
+pub fn map<T>(sharing: c_int) -> io::Result<NonNull<T>> {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, sharing | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh anonymous mapping; the kernel chooses its place.
+    let at = unsafe { libc::mmap(null_mut(), size_of::<T>(), rights, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Waits for `changed`, for at most `ns` nanoseconds.
+pub fn wait_for<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
+    changed.wait_timeout(guard, Duration::from_nanos(ns)).unwrap_or_else(PoisonError::into_inner).0
+}
 
 /// Nanoseconds of this process's CLOCK_MONOTONIC.
 #[inline]

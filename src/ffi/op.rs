@@ -4,7 +4,6 @@ use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, or_uncertain, wri
 use super::words::{Cut, TEXT, buflock_status};
 use super::{boundary, bytes, given, guarded, text_bytes};
 use crate::answer::{Acquire, Answer};
-use crate::cancel::Uncancelled;
 use crate::config::Address;
 use crate::error::{ArgumentFault, Error};
 use crate::op::{Op, Run};
@@ -95,7 +94,6 @@ fn make(
     op: Option<&mut MaybeUninit<*mut buflock_op>>,
     new: impl FnOnce() -> Result<Op, Error>,
 ) -> Result<buflock_status, Error> {
-    let _uncancelled = Uncancelled::new();
     let place = given(op, "op")?;
     place.write(Box::into_raw(Box::new(buflock_op { op: new()?, text: [0; TEXT] })));
     Ok(buflock_status::BUFLOCK_OK)
@@ -104,7 +102,6 @@ fn make(
 /// Runs the body of a call with an op, and keeps the text of its failure in the op too.
 fn with_op(op: Option<&mut buflock_op>, body: impl FnOnce(&mut Op) -> Result<buflock_status, Error>) -> c_int {
     boundary(|| {
-        let _uncancelled = Uncancelled::new();
         let buflock_op { op, text } = given(op, "op")?;
         let answer = op.check_process().map_err(Error::from).and_then(|()| body(op));
         if let Err(error) = &answer {
@@ -400,8 +397,5 @@ pub extern "C" fn buflock_op_error(op: Option<&buflock_op>) -> *const c_char {
 /// release that is not done is done; extend and await are forgotten. In a forked child: memory only.
 #[unsafe(no_mangle)]
 pub extern "C" fn buflock_op_free(op: Option<Box<buflock_op>>) {
-    guarded((), || {
-        let _uncancelled = Uncancelled::new();
-        drop(op);
-    });
+    guarded((), || drop(op));
 }

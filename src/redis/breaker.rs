@@ -4,8 +4,9 @@
 //! Its state is in a page that forked processes share, so that one of them finds out for all.
 
 use crate::policy::NS_PER_MS;
+use crate::sys::map;
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -64,21 +65,7 @@ impl Breaker {
         if threshold.is_none() {
             return Ok(Self { page: None, threshold, claim });
         }
-        // SAFETY: a fresh anonymous mapping; the kernel chooses its place.
-        let page = unsafe {
-            libc::mmap(
-                null_mut(),
-                size_of::<Page>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if page == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { page: NonNull::new(page.cast()), threshold, claim })
+        Ok(Self { page: Some(map(libc::MAP_SHARED)?), threshold, claim })
     }
 
     fn page(&self) -> Option<&Page> {

@@ -2,7 +2,8 @@
 
 use super::Redis;
 use super::machine::Machine;
-use super::transport::{Connection, Received, Unopened};
+use super::socket::Received;
+use super::transport::{Connection, Unopened};
 use crate::cancel::Uncancelled;
 use crate::error::ServerFault;
 use crate::policy::NS_PER_MS;

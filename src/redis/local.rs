@@ -1,13 +1,13 @@
 //! What a lock service has in one process: connections, orphans, what its user may do.
 
 use super::orphans::Orphans;
+use super::resolver::Resolver;
 use super::tls::Trust;
-use super::transport::{Connection, Resolver};
+use super::transport::Connection;
 use crate::policy::NS_PER_MS;
-use crate::sys::monotonic;
+use crate::sys::{monotonic, wait_for};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// One process's part.
 pub struct Local {
@@ -116,10 +116,7 @@ impl Pool {
                 continue;
             }
             state.waiting += 1;
-            state = self
-                .changed
-                .wait_timeout(state, Duration::from_nanos(left))
-                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state = wait_for(&self.changed, state, left);
             state.waiting -= 1;
         }
         state.open += 1;

@@ -259,10 +259,7 @@ impl Machine {
         if redis.server.is_some()
             && let Some(error) = redis.refusal(now, !self.may_be_refused())
         {
-            if matches!(self.want, Want::Release) {
-                self.leave_orphan(redis, now);
-            }
-            return self.finish(Err(error));
+            return self.end_in_doubt(redis, now, error);
         }
         self.ask(redis, now);
     }
@@ -313,8 +310,7 @@ impl Machine {
     fn send(&mut self, redis: &Redis, now: u64) {
         self.outgoing.clear();
         if self.expected.is_empty() {
-            redis.local().orphans.forget(&self.token); // else its own release would find nothing
-            for orphan in redis.local().orphans.take(now) {
+            for orphan in redis.local().orphans.take(&self.token, now) {
                 let keys: Vec<&[u8]> = orphan.keys.iter().map(Vec::as_slice).collect();
                 let count = keys.len().to_string();
                 let head = [b"EVAL", Script::Release.text().as_bytes(), count.as_bytes()];
@@ -328,11 +324,14 @@ impl Machine {
         self.at = At::Send { until: self.reply_limit(redis, now) };
     }
 
-    /// Until when a reply may come. An acquire keeps some time to give back what may be held.
+    /// Until when a reply may come.
     fn reply_limit(&self, redis: &Redis, now: u64) -> u64 {
-        let keeps_time = self.is_acquire() && matches!(self.aim, Aim::Wanted);
-        let reserve = if keeps_time { redis.budget() / 10 } else { 0 };
-        (now + redis.command_time()).min(self.limit - reserve)
+        (now + redis.command_time()).min(self.limit - self.reserve(redis))
+    }
+
+    /// Time that an acquire does not spend on tries, but keeps to give back what may be held.
+    fn reserve(&self, redis: &Redis) -> u64 {
+        if self.is_acquire() && matches!(self.aim, Aim::Wanted) { redis.budget() / 10 } else { 0 }
     }
 
     fn is_acquire(&self) -> bool {
@@ -475,9 +474,6 @@ impl Machine {
         if let Aim::GiveBack(_) = self.aim {
             return self.end_giving_back(redis, false, now);
         }
-        if matches!(self.want, Want::Release) {
-            self.leave_orphan(redis, now);
-        }
         self.end_in_doubt(redis, now, error);
     }
 
@@ -536,9 +532,6 @@ impl Machine {
             return self.end_giving_back(redis, false, now);
         }
         let text = redis.without_password(text);
-        if matches!(self.want, Want::Release) {
-            self.leave_orphan(redis, now);
-        }
         if is_state_of_the_server(&text) {
             redis.note_failure(now, self.random(), &text, true);
             // It may be master no more, and its name another's.
@@ -550,8 +543,11 @@ impl Machine {
         self.end_in_doubt(redis, now, redis.fault(ServerFault::Refused, &text));
     }
 
-    /// Ends with an error; what may be held is remembered.
+    /// Ends with an error; what may be held, or was to be released, is remembered.
     fn end_in_doubt(&mut self, redis: &Redis, now: u64, error: Error) {
+        if matches!(self.want, Want::Release) {
+            self.leave_orphan(redis, now);
+        }
         if self.strays {
             self.leave_orphan(redis, now);
             return self.finish(Err(self.uncertain(redis, &format!("a reply was lost, and then: {error}"))));
@@ -668,14 +664,15 @@ impl Machine {
         let holder = u64::try_from(number).unwrap_or(0).saturating_add(1 + u64::from(self.random() % 8));
         let remaining = u64::from(ms_left(self.deadline.saturating_sub(now)));
         let slice = holder.min(SLICE).min(remaining).max(1);
-        let Some(time) = redis.signal_time(slice).filter(|_| self.can_be_told(redis)) else {
+        if !self.can_be_told(redis) {
             let step = redis.settings.steps().pause_ns(self.pauses);
             let step = step * 3 / 4 + step / 2 * u64::from(self.random() % 1024) / 1023; // 25 % either way
             self.pauses = self.pauses.saturating_add(1);
             redis.counts.steps();
-            self.at = At::Sleep { until: now + step.min(slice.min(remaining) * NS_PER_MS).max(NS_PER_MS) };
+            self.at = At::Sleep { until: now + step.min(slice * NS_PER_MS).max(NS_PER_MS) };
             return;
-        };
+        }
+        let time = format!("{}.{:03}", slice / 1000, slice % 1000); // in seconds, and never 0, which is for ever
         self.outgoing.clear();
         if let Some(others) = &self.names.others {
             let from = &others[list][..];
@@ -758,7 +755,8 @@ impl Machine {
         self.strays |= self.doubtful && self.is_acquire();
         self.losses += u32::from(!stale); // one that lay in a pool may have died there
         redis.counts.lost_connection();
-        let has_time = now + NS_PER_MS < self.limit.saturating_sub(self.reserve(redis));
+        let reserve = if self.doubtful { self.reserve(redis) } else { 0 };
+        let has_time = now + NS_PER_MS < self.limit.saturating_sub(reserve);
         let giving_back = matches!(self.aim, Aim::GiveBack(_));
         // A second break might free the next holder.
         let ends_here = asked && matches!(self.want, Want::Break) || self.cancelled_before_asking();
@@ -769,27 +767,19 @@ impl Machine {
             return self.end_giving_back(redis, false, now);
         }
         redis.note_failure(now, self.random(), why, false);
-        let unreachable = |why: &str| Err(redis.fault(ServerFault::Unreachable, why));
+        let unreachable = |why: &str| redis.fault(ServerFault::Unreachable, why);
         if !self.doubtful && !self.strays {
-            if matches!(self.want, Want::Release) {
-                self.leave_orphan(redis, now);
-            }
-            return self.finish(unreachable(why));
+            return self.end_in_doubt(redis, now, unreachable(why));
         }
         let uncertain = Err(self.uncertain(redis, why));
         if self.is_acquire() && !connecting && now + NS_PER_MS < self.limit {
             let taken_back = format!("{why}; what may have been done was taken back");
-            return self.give_back(redis, now, [unreachable(&taken_back), uncertain]);
+            return self.give_back(redis, now, [Err(unreachable(&taken_back)), uncertain]);
         }
         if self.is_acquire() || matches!(self.want, Want::Release) {
             self.leave_orphan(redis, now);
         }
         self.finish(uncertain);
-    }
-
-    /// Time that is not spent on tries.
-    fn reserve(&self, redis: &Redis) -> u64 {
-        if self.is_acquire() && self.doubtful && matches!(self.aim, Aim::Wanted) { redis.budget() / 10 } else { 0 }
     }
 
     fn cancelled_before_asking(&self) -> bool {

@@ -9,15 +9,16 @@ mod local;
 pub mod machine;
 pub mod names;
 mod orphans;
+mod resolver;
 pub mod scripts;
 mod server;
+mod socket;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 pub(crate) mod tls;
 mod transport;
 pub mod wire;
 
 use crate::answer::Answer;
-use crate::cancel::Uncancelled;
 use crate::config::{Address, Secret, Settings};
 use crate::error::{ConfigFault, Error, ServerFault};
 use crate::fork::PerProcess;
@@ -244,15 +245,6 @@ impl Redis {
         }
     }
 
-    /// What a wait of `ms` for a signal is to a command, in seconds; None: wait by steps. Never 0, which is for ever.
-    fn signal_time(&self, ms: u64) -> Option<String> {
-        let local = self.local();
-        if local.no_signals.load(Relaxed) {
-            return None;
-        }
-        Some(format!("{}.{:03}", ms / 1000, ms.max(1) % 1000))
-    }
-
     /// A new call for `key`; `token` as in [`Machine::new`].
     pub fn machine(&self, want: Want, key: &[u8], token: &[u8], wait_ms: u32) -> Machine {
         Machine::new(self, want, key, token, wait_ms, monotonic())
@@ -326,7 +318,6 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        let _uncancelled = Uncancelled::new();
         let mut local = *self.local.get_mut();
         while !local.is_null() {
             // SAFETY: made by make_local, published once, and nobody uses this handle any more.

@@ -1,6 +1,6 @@
 //! Stands in for `tls` in a library without it, where no URL asks for TLS.
 
-use super::transport::{Received, Socket};
+use super::socket::{Received, Socket};
 use crate::config::Address;
 use crate::error::Error;
 use std::path::Path;

@@ -55,17 +55,13 @@ impl Orphans {
         list.push(orphan);
     }
 
-    /// Takes those to send. Those whose lease is over are over.
-    pub fn take(&self, now: u64) -> Vec<Orphan> {
+    /// Takes those to send ahead of a command of the hold `own`, which sees to that itself: its release would find nothing.
+    /// Those whose lease is over are over.
+    pub fn take(&self, own: &[u8], now: u64) -> Vec<Orphan> {
         let mut list = self.list();
-        list.retain(|orphan| orphan.until > now);
+        list.retain(|orphan| orphan.until > now && orphan.token != own);
         let is_due = |orphan: &mut Orphan| orphan.after <= now;
         list.extract_if(.., is_due).collect()
-    }
-
-    /// Forgets the one with this token: its owner releases it.
-    pub fn forget(&self, token: &[u8]) {
-        self.list().retain(|orphan| orphan.token != token);
     }
 
     /// How many there are, and how many were forgotten because there was no more room.
@@ -87,10 +83,12 @@ mod tests {
         let orphans = Orphans::default();
         (0..MOST + 3).for_each(|number| orphans.add(orphan(number)));
         assert_eq!(orphans.counts(), (MOST, 3));
-        orphans.forget(&orphan(5).token);
-        assert_eq!(orphans.take(0), (3..MOST + 3).filter(|number| *number != 5).map(orphan).collect::<Vec<_>>());
+        assert_eq!(
+            orphans.take(&orphan(5).token, 0),
+            (3..MOST + 3).filter(|number| *number != 5).map(orphan).collect::<Vec<_>>()
+        );
         orphans.add(orphan(1));
-        assert_eq!(orphans.take(100), []);
+        assert_eq!(orphans.take(b"", 100), []);
         assert_eq!(orphans.counts(), (0, 3));
     }
 
@@ -100,8 +98,8 @@ mod tests {
         let again = orphan(1).found_nothing(50).unwrap();
         let lasting = Orphan { until: u64::MAX, ..again };
         orphans.add(lasting.clone());
-        assert_eq!(orphans.take(50 + Orphan::LATE - 1), []);
-        assert_eq!(orphans.take(50 + Orphan::LATE), std::slice::from_ref(&lasting));
+        assert_eq!(orphans.take(b"", 50 + Orphan::LATE - 1), []);
+        assert_eq!(orphans.take(b"", 50 + Orphan::LATE), std::slice::from_ref(&lasting));
         assert_eq!(lasting.found_nothing(60), None);
     }
 }

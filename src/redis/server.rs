@@ -1,5 +1,6 @@
 //! The server: where it is, and under which names it and its connections are known.
 
+use crate::cancel::Uncancelled;
 use crate::config::{Address, Settings};
 use crate::error::{ConfigFault, Error};
 use std::ffi::CString;
@@ -62,14 +63,23 @@ impl Server {
     }
 }
 
+/// Reads a file of at most `most` bytes, in words `size`.
+///
+/// # Errors
+/// Why not, in words.
+pub fn read_file(path: &Path, most: u64, size: &str) -> Result<Vec<u8>, String> {
+    let _uncancelled = Uncancelled::new();
+    let status = fs::metadata(path).map_err(|error| error.to_string())?;
+    if !status.is_file() || status.len() > most {
+        return Err(format!("it must be a file of at most {size}"));
+    }
+    fs::read(path).map_err(|error| error.to_string())
+}
+
 /// Reads a password from its file: the first line.
 pub fn read_password(path: &Path) -> Result<Vec<u8>, Error> {
     let fault = |why: String| Error::from(ConfigFault::PasswordFile { path: path.to_path_buf(), why });
-    let size = fs::metadata(path).map_err(|error| fault(error.to_string()))?;
-    if !size.is_file() || size.len() > PASSWORD_MAX {
-        return Err(fault("it must be a file of at most 64 kB".to_owned()));
-    }
-    let text = fs::read(path).map_err(|error| fault(error.to_string()))?;
+    let text = read_file(path, PASSWORD_MAX, "64 kB").map_err(fault)?;
     let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line.is_empty() { Err(fault("its first line is empty".to_owned())) } else { Ok(line.to_vec()) }

@@ -3,7 +3,8 @@
 //!
 //! Nothing says goodbye: connections are closed abortively, and a forked child must not speak on its parent's.
 
-use super::transport::{Received, Socket};
+use super::server::read_file;
+use super::socket::{Received, Socket};
 use crate::config::Address;
 use crate::error::{ConfigFault, Error};
 use crate::policy::ms_passed;
@@ -12,7 +13,6 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore};
-use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -69,11 +69,7 @@ fn config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ConfigFault> {
 }
 
 fn roots_in(path: &Path) -> Result<RootCertStore, String> {
-    let status = fs::metadata(path).map_err(|error| error.to_string())?;
-    if !status.is_file() || status.len() > CA_FILE_MAX {
-        return Err("it must be a file of at most 16 MB".to_owned());
-    }
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = read_file(path, CA_FILE_MAX, "16 MB")?;
     let mut roots = RootCertStore::empty();
     for (index, certificate) in CertificateDer::pem_slice_iter(&text).enumerate() {
         let bad = |error: &dyn std::fmt::Display| format!("certificate {} in it cannot be read: {error}", index + 1);

@@ -166,10 +166,7 @@ impl Shm {
             Some((table, attempt)) => machine.judge(self, key, table, attempt),
             None => machine.look(self, key),
         };
-        match self.block(&mut machine, key, look)? {
-            Answer::Acquire(acquire) => Ok(acquire),
-            _ => unreachable!("an acquire answers what an acquire can"),
-        }
+        Ok(self.block(&mut machine, key, look)?.into_acquire())
     }
 
     /// What an event loop is told to do about a machine that is not done.
@@ -317,10 +314,7 @@ impl Shm {
     pub fn wait_for_end(&self, key: &[u8], wait_ms: u32) -> Result<Await, Error> {
         let mut machine = Machine::new(Want::Await, wait_ms);
         let look = machine.look(self, key);
-        match self.block(&mut machine, key, look)? {
-            Answer::Await(answer) => Ok(answer),
-            _ => unreachable!("an await answers what an await can"),
-        }
+        Ok(self.block(&mut machine, key, look)?.into_await())
     }
 
     /// Who holds a key; None: nobody.

@@ -34,7 +34,7 @@ pub fn acquire_by_bell(client: &Client, key: &[u8], ttl_ms: u32, wait_ms: u32) -
     let mut op = client.op_acquire(key, ttl_ms, wait_ms)?;
     loop {
         match op.next() {
-            Step::Done { .. } => return op.finish()?.map(acquired),
+            Step::Done { .. } => return op.finish()?.map(Answer::into_acquire),
             step => pause(client, fd, step)?,
         }
     }
@@ -54,13 +54,6 @@ fn pause(client: &Client, fd: i32, step: Step) -> Result<(), Error> {
     Ok(())
 }
 
-fn acquired(answer: Answer) -> Acquire {
-    match answer {
-        Answer::Acquire(answer) => answer,
-        other => unreachable!("an acquire answered {other:?}"),
-    }
-}
-
 impl Steps<'_> {
     /// Acquires. None: lost interest on the way, and holds nothing.
     pub fn acquire(&self, key: (&[u8], &KeyHash), ttl_ms: u32, wait_ms: u32) -> Option<Result<Acquire, Error>> {
@@ -73,7 +66,7 @@ impl Steps<'_> {
             Err(error) => return Some(Err(error)),
         };
         if done && !self.random.one_in(FORGETS) {
-            return Some(self.finish(&mut op).map(acquired));
+            return Some(self.finish(&mut op).map(Answer::into_acquire));
         }
         self.count(if done { Count::Unfetched } else { Count::Dropped });
         let held = op.held();
@@ -95,10 +88,7 @@ impl Steps<'_> {
     pub fn await_end(&self, key: &[u8], wait_ms: u32) -> Option<Result<Await, Error>> {
         let mut op = self.client.op_await(key, wait_ms);
         match self.drive(&mut op, wait_ms) {
-            Ok(true) => Some(self.finish(&mut op).map(|answer| match answer {
-                Answer::Await(answer) => answer,
-                other => unreachable!("an await answered {other:?}"),
-            })),
+            Ok(true) => Some(self.finish(&mut op).map(Answer::into_await)),
             Ok(false) => {
                 self.count(Count::Dropped);
                 if self.random.one_in(2) {
@@ -138,10 +128,7 @@ impl Steps<'_> {
             op.cancel();
         }
         self.drive(&mut op, 0)?;
-        match self.finish(&mut op)? {
-            Answer::Verdict(verdict) => Ok(verdict),
-            other => unreachable!("a release or an extend answered {other:?}"),
-        }
+        self.finish(&mut op).map(Answer::into_verdict)
     }
 
     /// Drives an op to its end, in one of the two ways; false: the loop has lost interest.
