@@ -10,16 +10,16 @@ use buflock::answer::{Acquire, Answer, Verdict};
 use buflock::client::Client;
 use buflock::op::{Op, Run};
 use process::{
-    Child, Shared, fork, in_child, may_unshare, mount, own_mounts, root, sleep_forever, unshare, wait_for_all,
+    Child, Shared, fork, in_child, may_unshare, mount, own_mounts, root, sleep_forever, storm, ticks, unshare,
+    wait_for_all,
 };
 use redis::{
     BUDGET, BUSY, Fake, OK, SLACK, Server, UNAVAILABLE, UNREACHABLE, client, failed, held, hold, ms, number, pair,
     release, stored, timed, until, verdict,
 };
 use std::io;
-use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -259,37 +259,6 @@ fn what_one_process_learns_all_know() {
 }
 
 // Signals.
-
-static TICKS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn tick(_: libc::c_int) {
-    // In place of the alarm of children, which has the same signal.
-    if TICKS.fetch_add(1, SeqCst) > 60_000 {
-        // SAFETY: made for signal handlers.
-        unsafe { libc::_exit(3) };
-    }
-}
-
-/// Signals that end system calls, as often as this.
-fn storm(every: Duration) {
-    // SAFETY: zero is a value of this plain struct: no SA_RESTART, and no signal blocked meanwhile.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = tick as *const () as usize;
-    let every = libc::timeval { tv_sec: 0, tv_usec: every.subsec_micros().into() };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: structs to read; called in children only.
-    let answers = unsafe {
-        [
-            libc::sigaction(libc::SIGALRM, &raw const action, null_mut()),
-            libc::setitimer(0, &raw const timer, null_mut()),
-        ]
-    };
-    assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
-}
-
-fn ticks() -> u64 {
-    TICKS.load(SeqCst)
-}
 
 #[test]
 fn no_call_fails_for_a_signal() {

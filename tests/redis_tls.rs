@@ -10,7 +10,7 @@ use buflock::answer::{Acquire, Answer, Await, Verdict};
 use buflock::client::Client;
 use buflock::op::Run;
 use common::Dir;
-use process::{Shared, fork, in_child, skip};
+use process::{Shared, fork, in_child, skip, storm, ticks};
 use redis::resp::Messages;
 use redis::server::free_port;
 use redis::{
@@ -25,9 +25,8 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -401,29 +400,6 @@ fn a_handshake_that_is_cut_anywhere_is_one_that_failed() {
 
 // Signals and forks.
 
-static TICKS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn tick(_: i32) {
-    TICKS.fetch_add(1, SeqCst);
-}
-
-/// From now on a signal interrupts this process at this distance.
-fn storm(every: Duration) {
-    // SAFETY: zero is a value of this plain struct: no SA_RESTART, and no signal blocked meanwhile.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = tick as *const () as usize;
-    let every = libc::timeval { tv_sec: 0, tv_usec: every.subsec_micros().into() };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: structs to read; called in children only.
-    let answers = unsafe {
-        [
-            libc::sigaction(libc::SIGALRM, &raw const action, null_mut()),
-            libc::setitimer(libc::ITIMER_REAL, &raw const timer, null_mut()),
-        ]
-    };
-    assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
-}
-
 #[test]
 fn no_call_fails_for_a_signal() {
     let Some(tls) = Tls::start() else { return };
@@ -436,7 +412,7 @@ fn no_call_fails_for_a_signal() {
                 (0..20).for_each(|_| pair(&client, "k"));
             }
         }
-        assert!(TICKS.load(SeqCst) > 100, "{TICKS:?} signals");
+        assert!(ticks() > 100, "{} signals", ticks());
     });
     assert!(tls.server.is_empty());
 }

@@ -9,15 +9,6 @@
 #include <sys/un.h>
 #include "check.h"
 
-static int threads(void) {
-  DIR *dir = opendir("/proc/self/task");
-  CHECK(dir);
-  int count = -2;
-  while (readdir(dir)) count++;
-  closedir(dir);
-  return count;
-}
-
 static int readable(int fd, int ms) {
   struct pollfd entry = {fd, POLLIN, 0};
   return poll(&entry, 1, ms) == 1;

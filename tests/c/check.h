@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #endif
 #include "buflock.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -77,6 +78,16 @@ static inline int release(buflock_t *lock, const char *key, const char *token) {
 }
 
 static inline int says(const char *words) { return strstr(buflock_last_error(), words) != NULL; }
+
+/* How many threads this process has. */
+static inline int threads(void) {
+  DIR *dir = opendir("/proc/self/task");
+  CHECK(dir);
+  int count = -2;
+  while (readdir(dir)) count++;
+  closedir(dir);
+  return count;
+}
 
 /* The exit status of a child. */
 static inline int reap(pid_t child) {

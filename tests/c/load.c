@@ -16,15 +16,6 @@ struct host {
   sigset_t blocked;
 };
 
-static int threads(void) {
-  DIR *dir = opendir("/proc/self/task");
-  CHECK(dir);
-  int count = -2;
-  while (readdir(dir)) count++;
-  closedir(dir);
-  return count;
-}
-
 static void look(struct host *host) {
   memset(host, 0, sizeof *host);
   host->threads = threads();

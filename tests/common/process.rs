@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Once;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
@@ -359,4 +359,36 @@ pub fn limit(resource: libc::__rlimit_resource_t, most: u64) {
 pub fn umask(mask: u32) {
     // SAFETY: it can't fail; called in children only.
     unsafe { libc::umask(mask) };
+}
+
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn tick(_: i32) {
+    // In place of the alarm of children, which has the same signal.
+    if TICKS.fetch_add(1, SeqCst) > 60_000 {
+        // SAFETY: made for signal handlers.
+        unsafe { libc::_exit(3) };
+    }
+}
+
+/// Signals that end system calls, as often as this.
+pub fn storm(every: Duration) {
+    // SAFETY: zero is a value of this plain struct: no SA_RESTART, and no signal blocked meanwhile.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = tick as *const () as usize;
+    let every = libc::timeval { tv_sec: 0, tv_usec: every.subsec_micros().into() };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: structs to read; called in children only.
+    let answers = unsafe {
+        [
+            libc::sigaction(libc::SIGALRM, &raw const action, null_mut()),
+            libc::setitimer(libc::ITIMER_REAL, &raw const timer, null_mut()),
+        ]
+    };
+    assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
+}
+
+/// How many came so far.
+pub fn ticks() -> u64 {
+    TICKS.load(SeqCst)
 }
