@@ -14,18 +14,17 @@ my $lua  = abs_path(dirname(__FILE__) . '/../..');
 my $root = abs_path("$lua/../..");
 my $so   = $ENV{BUFLOCK_LIBRARY} || "$root/target/dist/release/libbuflock.so";
 
-our $BINARY  = $ENV{TEST_NGINX_BINARY} || 'nginx';
+# A whole path: by it a master finds its successor.
+our ($BINARY) = grep { -x } $ENV{TEST_NGINX_BINARY} // (), map { "$_/nginx" } split(/:/, $ENV{PATH}), '/usr/sbin';
 our $MODULES = $ENV{TEST_NGINX_MODULES} || '/usr/lib/nginx/modules';
 
 # Why there are no tests; undef: there are.
 sub missing {
-    return "no $BINARY (package nginx-light)" if !grep { -x "$_/$BINARY" } split(/:/, $ENV{PATH}), '/usr/sbin';
+    return 'no nginx (package nginx-light)' if !$BINARY;
     return "no ngx_http_lua_module.so (package libnginx-mod-http-lua)" if !-e "$MODULES/ngx_http_lua_module.so";
     return "no $so (make lib)" if !-e $so;
     return;
 }
-
-$ENV{PATH} .= ':/usr/sbin';
 
 sub free_port {
     return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1', ReuseAddr => 1)->sockport;
@@ -33,7 +32,8 @@ sub free_port {
 
 # A place for one or more instances, with the library and the Lua files in it: workers of another user must reach them.
 sub place {
-    my $dir = tempdir('buflock-nginx.XXXXXX', DIR => -w '/dev/shm' ? '/dev/shm' : '/tmp', CLEANUP => 1);
+    my ($where) = @_;
+    my $dir = tempdir('buflock-nginx.XXXXXX', DIR => $where // '/dev/shm', CLEANUP => 1);
     chmod 0755, $dir;
     mkdir "$dir/$_" for qw(so);
     copy($so, "$dir/so/libbuflock.so") or die "copying $so: $!";
@@ -79,7 +79,7 @@ $self->{main}
 events { worker_connections $connections; }
 http {
     access_log off;
-    lua_socket_log_errors on;
+    lua_http10_buffering off;
     $temp
     $paths
     $self->{http}
@@ -111,7 +111,7 @@ sub read_file {
 
 sub master {
     my ($self, $name) = @_;
-    my ($pid) = read_file("$self->{prefix}/logs/" . ($name // 'nginx.pid')) =~ /(\d+)/;
+    my ($pid) = (read_file("$self->{prefix}/logs/" . ($name // 'nginx.pid')) // '') =~ /(\d+)/;
     return $pid;
 }
 
@@ -179,7 +179,8 @@ sub finish {
     alarm 0;
     my ($code) = $text =~ m{^HTTP/1\.\d (\d+)};
     my ($body) = $text =~ /\r?\n\r?\n(.*)\z/s;
-    return wantarray ? ($body // '', $code // 0) : $body // '';
+    $body //= $text; # the head was read before
+    return wantarray ? ($body, $code // 0) : $body;
 }
 
 sub get {
@@ -201,6 +202,13 @@ sub uid {
 sub table {
     my ($self) = @_;
     return '/dev/shm/buflock-' . $self->uid . '/nginx-' . md5_hex("$self->{prefix}/");
+}
+
+# Tables that its workers have in their memory.
+sub tables_of {
+    my ($self) = @_;
+    my %tables = map { $_ => 1 } map { read_file("/proc/$_/maps") =~ m{(/dev/shm/buflock-\d+/nginx-\w+)}g } $self->workers;
+    return sort keys %tables;
 }
 
 sub stop {
