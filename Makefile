@@ -33,7 +33,7 @@ MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,
              print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES)) \
            $(foreach f,$(FILES),$(if $(wildcard $(firstword $(subst =, ,$(f)))),,$(lastword $(subst =, ,$(f)))))
 
-.PHONY: all deps lib hooks demo demo-redis test test-rust test-tls test-c test-model test-loom test-torture test-chaos \
+.PHONY: all deps lib hooks demo demo-redis demo-nginx test test-rust test-tls test-c test-model test-loom test-torture test-chaos \
         test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
 
 all: lib
@@ -69,6 +69,10 @@ demo: target/c/stampede
 # The same over a Redis server that is there for this only.
 demo-redis: target/c/stampede
 	@examples/with-redis $< {}
+
+# The same in nginx: two workers under load, with the interface of lua-resty-lock.
+demo-nginx: lib
+	@examples/nginx/stampede
 
 target/c/stampede: lib
 	@mkdir -p target/c
@@ -127,9 +131,9 @@ test-install: lib
 test-perl: lib
 	@tests/perl
 
-# Before a real nginx.
+# In an nginx of its own for each block. LONG=1 for ten times as many cycles.
 test-lua: lib
-	@cd bindings/lua && prove -It/lib t/
+	@cd bindings/lua && $(if $(LONG),BUFLOCK_LONG=1) prove -It/lib t
 
 check:
 	$(CARGO) fmt --check
@@ -143,7 +147,7 @@ check:
 	@$(MAKE) --no-print-directory deps lib
 	@tests/c/header
 	@tests/c/exports
-	@if command -v luacheck >/dev/null; then (cd bindings/lua && luacheck -q .); \
+	@if command -v luacheck >/dev/null; then luacheck -q --config bindings/lua/.luacheckrc bindings/lua examples/nginx; \
 	else echo "skipped: no luacheck (package lua-check)"; fi
 	@if perl -MPerl::Critic -e 1 2>/dev/null; then perlcritic --gentle --quiet bindings/perl/lib bindings/perl/Makefile.PL; \
 	else echo "skipped: no perlcritic (package libperl-critic-perl)"; fi
@@ -166,6 +170,9 @@ bench-peers:
 # Installs what lib has built, and builds nothing: it may run as another user, without cargo.
 LIBDIR     = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
+LUADIR     = $(DESTDIR)$(PREFIX)/share/lua/5.1
+# Apart: who has it in lua_package_path gets it for lua-resty-lock.
+COMPATDIR  = $(DESTDIR)$(PREFIX)/share/buflock/compat
 install:
 	@test -f $(DIST)/libbuflock.so || { echo "nothing is built yet: run make lib first"; exit 1; }
 	install -d $(LIBDIR)/pkgconfig $(INCLUDEDIR)
@@ -175,6 +182,10 @@ install:
 	install -m 644 $(DIST)/libbuflock.a $(LIBDIR)/libbuflock.a
 	install -m 644 include/buflock.h $(INCLUDEDIR)/buflock.h
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' buflock.pc.in > $(LIBDIR)/pkgconfig/buflock.pc
+	install -d $(LUADIR)/resty/buflock $(COMPATDIR)/resty
+	install -m 644 bindings/lua/lib/resty/buflock.lua $(LUADIR)/resty
+	install -m 644 bindings/lua/lib/resty/buflock/*.lua $(LUADIR)/resty/buflock
+	install -m 644 bindings/lua/compat/resty/lock.lua $(COMPATDIR)/resty
 
 clean:
 	$(CARGO) clean
