@@ -17,7 +17,7 @@ local OK, BUSY, EXPIRED, TAKEN, NO_MEMORY = 0, 1, 2, 3, -7
 -- 30 days, the longest lease.
 local LONGEST = 2592000000
 local LONGEST_KEY = 65535
-local OPTIONS = { exptime = 30, timeout = 5, step = 0.001, ratio = 2, max_step = 0.5 }
+local KNOWN = { exptime = true, timeout = true, step = true, ratio = true, max_step = true, wait = true }
 
 local _M = { _VERSION = "0.1.0" }
 
@@ -79,11 +79,20 @@ local warned = {}
 
 local function warn_of_unknown(opts)
   for name in pairs(opts) do
-    if not OPTIONS[name] and name ~= "wait" and not warned[name] then
+    if not KNOWN[name] and not warned[name] then
       warned[name] = true
       log(WARN, "buflock: unknown option ", tostring(name), " is ignored")
     end
   end
+end
+
+-- Takes over a number; returns its name where it is none.
+local function take(self, opts, name)
+  local value = opts[name]
+  if value == nil then return nil end
+  if type(value) ~= "number" then value = tonumber(value) end
+  if not value or value ~= value then return name end
+  self[name] = value
 end
 
 ---@param dict_name string declared by lua_shared_dict or `resty.buflock`.dict
@@ -98,14 +107,9 @@ function _M.new(_, dict_name, opts)
   }
   if type(opts) == "table" then
     warn_of_unknown(opts)
-    for name in pairs(OPTIONS) do
-      local value = opts[name]
-      if value ~= nil then
-        local number = tonumber(value)
-        if not number or number ~= number then return nil, "bad " .. name end
-        self[name] = number
-      end
-    end
+    local bad = take(self, opts, "exptime") or take(self, opts, "timeout") or take(self, opts, "step")
+      or take(self, opts, "ratio") or take(self, opts, "max_step")
+    if bad then return nil, "bad " .. bad end
     if self.exptime <= 0 then return nil, "bad exptime" end
     -- As the original: only a timeout that was given is capped.
     if opts.timeout then self.timeout = min(self.timeout, self.exptime) end
