@@ -484,3 +484,101 @@ true
 --- no_error_log
 [error]
 [warn]
+
+=== TEST 16: taken in access, released in log, around proxy_pass
+--- http_config
+    lua_package_path "$TEST_NGINX_LUA/?.lua;;";
+    lua_package_cpath "$TEST_NGINX_SO/?.so;;";
+    init_by_lua_block {
+        function pages() return assert(require("resty.buflock").new("shm:pages", { dir = ngx.config.prefix() })) end
+    }
+--- config
+    location = /backend {
+        content_by_lua_block {
+            ngx.say(pages():inspect("/page") and "held" or "free")
+        }
+    }
+    location = /page {
+        access_by_lua_block {
+            local guard, err = pages():acquire(ngx.var.uri, { ttl = 60, wait = 5 })
+            if not guard and err == "busy" then return ngx.exit(503) end
+            ngx.ctx.guard = guard
+        }
+        proxy_pass http://127.0.0.1:$server_port/backend;
+        log_by_lua_block {
+            local guard = ngx.ctx.guard
+            if guard then
+                collectgarbage()
+                local ok, err = guard:release()
+                ngx.log(ngx.NOTICE, "released: ", ok, err)
+            end
+        }
+    }
+    location = /t {
+        content_by_lua_block {
+            for _ = 1, 2 do
+                local socket = ngx.socket.tcp()
+                socket:connect("127.0.0.1", ngx.var.server_port)
+                socket:send("GET /page HTTP/1.0\r\n\r\n")
+                ngx.say(socket:receive("*a"):match("held") or "no")
+            end
+            ngx.say(pages():inspect("/page"))
+        }
+    }
+--- request
+GET /t
+--- response_body
+held
+held
+nilfree
+--- error_log
+released: truenil
+--- no_error_log
+[error]
+
+=== TEST 17: waiters that only want the page build it once
+--- http_config
+    lua_package_path "$TEST_NGINX_LUA/?.lua;;";
+    lua_package_cpath "$TEST_NGINX_SO/?.so;;";
+    lua_shared_dict cache 1m;
+--- config
+    location = /t {
+        content_by_lua_block {
+            local pages = require("resty.buflock").new("shm:pages", { dir = ngx.config.prefix() })
+            local cache, builds, got = ngx.shared.cache, 0, 0
+            local function build_and_store(key)
+                builds = builds + 1
+                ngx.sleep(0.1)
+                cache:set(key, "page")
+                return "page"
+            end
+            local function fetch(key)
+                local page = cache:get(key)
+                while not page do
+                    local guard, err = pages:acquire(key, { ttl = 10 })
+                    if not guard and err ~= "busy" then return err end
+                    if guard then
+                        page = cache:get(key) or build_and_store(key)
+                        guard:release()
+                    else
+                        if not pages:await(key, 5) then return "stale" end
+                        page = cache:get(key)
+                    end
+                end
+                return page
+            end
+            local threads = {}
+            for i = 1, 100 do
+                threads[i] = ngx.thread.spawn(function() if fetch("key") == "page" then got = got + 1 end end)
+            end
+            for i = 1, 100 do ngx.thread.wait(threads[i]) end
+            ngx.say(builds, " ", got)
+        }
+    }
+--- request
+GET /t
+--- response_body
+1 100
+--- no_error_log
+[error]
+[warn]
