@@ -42,7 +42,7 @@ location = /kill {
         for i = 1, 10 do threads[i] = ngx.thread.spawn(wait) end
         local last = ngx.thread.spawn(function()
             local lock = locks:new("locks", { timeout = 10 })
-            ngx.say(lock:lock("kill") and "the last got it after " .. (lock.waited < 1 and "a moment" or lock.waited))
+            ngx.say(lock:lock("kill") and "the last got it after " .. (lock.waited < 0.4 and "a moment" or lock.waited))
             lock:unlock()
         end)
         ngx.sleep(0.05)

@@ -837,7 +837,7 @@ true true
     location = /t {
         content_by_lua_block {
             local locks = require "resty.buflock.lock"
-            local inside, most, served = 0, 0, 0
+            local inside, most, served, longest = 0, 0, 0, 0
             local threads = {}
             for i = 1, 20 do
                 threads[i] = ngx.thread.spawn(function()
@@ -847,18 +847,18 @@ true true
                     most = math.max(most, inside)
                     ngx.sleep(0.002)
                     inside = inside - 1
-                    served = served + 1
+                    served, longest = served + 1, math.max(longest, lock.waited)
                     assert(lock:unlock() == 1)
                 end)
             end
             for _, thread in ipairs(threads) do assert(ngx.thread.wait(thread)) end
-            ngx.say(most, " ", served)
+            ngx.say(most, " ", served, " ", longest < 0.4)
         }
     }
 --- request
 GET /t
 --- response_body
-1 20
+1 20 true
 --- no_error_log
 [error]
 [warn]

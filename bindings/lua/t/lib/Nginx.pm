@@ -18,6 +18,9 @@ my $so   = $ENV{BUFLOCK_LIBRARY} || "$root/target/dist/release/libbuflock.so";
 our ($BINARY) = grep { -x } $ENV{TEST_NGINX_BINARY} // (), map { "$_/nginx" } split(/:/, $ENV{PATH}), '/usr/sbin';
 our $MODULES = $ENV{TEST_NGINX_MODULES} || '/usr/lib/nginx/modules';
 
+# A test that is broken off ends its nginx too.
+$SIG{$_} = sub { exit 1 } for qw(HUP INT TERM PIPE);
+
 # Why there are no tests; undef: there are.
 sub missing {
     return 'no nginx (package nginx-light)' if !$BINARY;
@@ -46,7 +49,7 @@ sub place {
 # main, events, http, server: texts of configuration; workers; daemon; user; prefix.
 sub new {
     my ($class, %o) = @_;
-    my $self = bless { workers => 1, port => free_port(), main => '', http => '', server => '', %o }, $class;
+    my $self = bless { maker => $$, workers => 1, port => free_port(), main => '', http => '', server => '', %o }, $class;
     $self->{place} //= place();
     $self->{prefix} //= "$self->{place}/nginx" . (++$self->{place_count});
     mkdir $self->{prefix};
@@ -224,6 +227,7 @@ sub stop {
 
 sub DESTROY {
     my ($self) = @_;
+    return if $self->{maker} != $$;
     local ($?, $!, $@);
     $self->stop('TERM');
     unlink $self->table;
