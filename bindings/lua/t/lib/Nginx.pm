@@ -8,6 +8,7 @@ use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Temp qw(tempdir);
 use IO::Socket::INET;
+use Scalar::Util qw(weaken);
 use Time::HiRes qw(sleep time);
 
 my $lua  = abs_path(dirname(__FILE__) . '/../..');
@@ -46,7 +47,11 @@ sub place {
     return $dir;
 }
 
-# main, events, http, server: texts of configuration; workers; daemon; user; prefix.
+# Those that still run, to be ended before their directories go.
+my @running;
+END { $_->DESTROY for grep { $_ } @running }
+
+# main, http, server: texts of configuration; workers, user, prefix, place, port, paths, level, connections.
 sub new {
     my ($class, %o) = @_;
     my $self = bless { maker => $$, workers => 1, port => free_port(), main => '', http => '', server => '', %o }, $class;
@@ -55,6 +60,7 @@ sub new {
     mkdir $self->{prefix};
     chown $self->uid, -1, $self->{prefix} if $< == 0; # for tables in it
     mkdir "$self->{prefix}/logs";
+    weaken($running[@running] = $self);
     $self->{log} = "$self->{prefix}/logs/error.log";
     return $self;
 }
