@@ -84,6 +84,12 @@ sub _time {
         // croak qq{$name is "$seconds": it must be a number of seconds from 0 to 2592000 (30 days)};
 }
 
+# In ms.
+sub _wait {
+    my ($self, $options) = @_;
+    return exists $options->{wait} ? _time(wait => $options->{wait}) : $self->{wait_ms};
+}
+
 sub _lease {
     my ($seconds) = @_;
     return DEFAULT if !defined $seconds;
@@ -140,22 +146,26 @@ sub acquire {
     my ($self, $key, %options) = @_;
     _known(\%options, qw(ttl wait)) if %options;
     my $ttl  = _lease($options{ttl});
-    my $wait = exists $options{wait} ? _time(wait => $options{wait}) : $self->{wait_ms};
+    my $wait = $self->_wait(\%options);
     my $guard = $self->{guards}->_new($self, $key, $self->_bytes($key), '');
-    $wait = $self->_wait_in_loop($guard->{bytes}, $wait) if $wait && _loop_runs();
-    my ($status, $left, undef, undef, $fence) = $self->{handle}->acquire($guard->{bytes}, $ttl, $wait, $guard->{token});
+    $wait = $self->_wait_in_loop($guard->{bytes}, $wait) if $wait && $self->_loop_runs;
+    my ($held, $error) =
+        $self->_acquired($guard, $ttl, $self->{handle}->acquire($guard->{bytes}, $ttl, $wait, $guard->{token}));
+    return wantarray ? ($held, $error) : $held if !$held || defined wantarray;
+    carp 'acquire in void context: nobody could release the lock, so it is released';
+    $guard->release;
+    return;
+}
+
+# The guard, if it holds now, and the error.
+sub _acquired {
+    my ($self, $guard, $ttl, $status, $left, undef, undef, $fence) = @_;
     undef $self->{error};
-    if ($status == OK) {
-        my $now = _now();
-        $guard->_hold($ttl, $fence, $now, $left / 1_000);
-        $self->_look($now) if $now >= $self->{look_at};
-        return wantarray ? ($guard, undef) : $guard if defined wantarray;
-        carp 'acquire in void context: nobody could release the lock, so it is released';
-        $guard->release;
-        return;
-    }
-    my $error = $status < 0 ? $self->_error($status, $left) : undef;
-    return wantarray ? (undef, $error) : undef;
+    return (undef, $status < 0 ? $self->_error($status, $left) : undef) if $status != OK;
+    my $now = _now();
+    $guard->_hold($ttl, $fence, $now, $left / 1_000);
+    $self->_look($now) if $now >= $self->{look_at};
+    return ($guard, undef);
 }
 
 # What releases and extends is about: bytes and token; and a guard, unless it is plain.
@@ -175,21 +185,35 @@ sub release {
     my ($bytes, $token, $guard) = $self->_held($of);
     return $self->_verdict(OK) if $guard && $guard->{done};
     $guard->{ending} = 1 if $guard;    # a signal handler may die behind the release
-    my ($status, $text) = $self->{handle}->release($bytes, $token);
-    $guard->_let_go if $guard && $status >= OK;
+    return $self->_released($of, $self->{handle}->release($bytes, $token));
+}
+
+sub _released {
+    my ($self, $of, $status, $text) = @_;
+    $of->_let_go if blessed $of && $status >= OK;
     return $self->_verdict($status, $text, $of, 'release');
 }
 
 sub extend {
     my ($self, $of, $ttl) = @_;
+    my ($bytes, $token, $ms) = $self->_to_extend($of, $ttl);
+    my $now = _now();
+    return $self->_extended($of, $ms, $now, $self->{handle}->extend($bytes, $token, $ms));
+}
+
+sub _to_extend {
+    my ($self, $of, $ttl) = @_;
     my ($bytes, $token, $guard) = $self->_held($of);
     my $ms = defined $ttl || !$guard ? _lease($ttl) : $guard->{ttl};
-    return $self->_verdict(ARGUMENT, 'this guard was released before') if $guard && $guard->{done};
-    my $now = _now();
-    my ($status, $text) = $self->{handle}->extend($bytes, $token, $ms);
-    if ($guard && $status == OK) {
-        my $length = $ms == DEFAULT ? $guard->{length} : $ms / 1_000;
-        $guard->{until} = defined $length ? $now + $length : undef;
+    croak 'this guard was released before' if $guard && $guard->{done};
+    return ($bytes, $token, $ms);
+}
+
+sub _extended {
+    my ($self, $of, $ms, $asked, $status, $text) = @_;
+    if (blessed $of && $status == OK) {
+        my $length = $ms == DEFAULT ? $of->{length} : $ms / 1_000;
+        $of->{until} = defined $length ? $asked + $length : undef;
     }
     return $self->_verdict($status, $text, $of, 'extend');
 }
@@ -228,8 +252,12 @@ sub _shown {
 # A guard that goes away: no signal handler runs meanwhile, and in a running event loop there is no network I/O.
 sub _drop {
     my ($self, $guard) = @_;
-    my $method = _loop_runs() ? 'drop' : 'release_now';
-    my ($status, $text) = $self->{handle}->$method($guard->{bytes}, $guard->{token} =~ s/\0.*//sr);
+    my $method = $self->_loop_runs ? 'drop' : 'release_now';
+    return $self->_dropped($guard, $self->{handle}->$method($guard->{bytes}, $guard->{token} =~ s/\0.*//sr));
+}
+
+sub _dropped {
+    my ($self, $guard, $status, $text) = @_;
     $self->_lost($status, $guard, 'release') if $status > OK && !$guard->{ending}++;
     $self->_say("a lock was not released, and ends with its lease: $text") if $status < OK;
     return;
@@ -253,13 +281,18 @@ sub with {
 
 sub fetch {
     my ($self, $key, %options) = @_;
-    _known(\%options, qw(get build set stale ttl wait cool));
-    for my $name (qw(get build)) {
-        croak "fetch needs $name, a code reference" if ref $options{$name} ne 'CODE';
-    }
-    my $until = _now() + (exists $options{wait} ? _time(wait => $options{wait}) : $self->{wait_ms}) / 1_000;
-    my ($value, $error) = $self->_fetch($key, $until, \%options);
+    my ($value, $error) = $self->_fetch($key, $self->_to_fetch(\%options), \%options);
     return wantarray ? ($value, $error) : $value;
+}
+
+# When the wait is over.
+sub _to_fetch {
+    my ($self, $options, @more) = @_;
+    _known($options, qw(get build set stale ttl wait cool), @more);
+    for my $name (qw(get build)) {
+        croak "fetch needs $name, a code reference" if ref $options->{$name} ne 'CODE';
+    }
+    return _now() + $self->_wait($options) / 1_000;
 }
 
 sub _fetch {
@@ -303,8 +336,8 @@ sub await {
     my ($self, $key, %options) = @_;
     _known(\%options, 'wait');
     my $bytes = $self->_bytes($key);
-    my $wait = exists $options{wait} ? _time(wait => $options{wait}) : $self->{wait_ms};
-    $wait = $self->_wait_in_loop($bytes, $wait) if $wait && _loop_runs();
+    my $wait = $self->_wait(\%options);
+    $wait = $self->_wait_in_loop($bytes, $wait) if $wait && $self->_loop_runs;
     my ($status, $text) = $self->{handle}->await($bytes, $wait);
     return $self->_yes_or_no($status, $text);
 }
@@ -374,7 +407,8 @@ sub _say {
     return;
 }
 
-sub _loop_runs { return $INC{'Mojo/IOLoop.pm'} && Mojo::IOLoop->is_running }
+# Once the program ends, by an exit in the loop, nobody waits for it any more.
+sub _loop_runs { return ${^GLOBAL_PHASE} eq 'RUN' && $INC{'Mojo/IOLoop.pm'} && Mojo::IOLoop->is_running }
 
 # A wait that stops an event loop: nobody in this process could release meanwhile.
 sub _wait_in_loop {

@@ -33,6 +33,13 @@ for my $url (shm_url(), $server ? $server->url : ()) {
         is $lock->inspect('scope'), undef, '... that ends is released by the next call at the latest';
     });
 }
+for my $url (shm_url(), $server ? $server->url : ()) {
+    my $status = system $^X, (map { "-I$_" } @INC), '-MBuflock', '-MMojo::IOLoop', '-e',
+        "my \$lock = Buflock->new('$url', on_notice => sub { });
+        Mojo::IOLoop->next_tick(sub { our \$guard = \$lock->acquire('end'); exit 3 }); Mojo::IOLoop->start";
+    is $status >> 8, 3, 'a program that ends in the loop';
+    is(Buflock->new($url, on_notice => sub { })->inspect('end'), undef, '... leaves nothing held');
+}
 is scalar(grep { $_ eq 'a wait blocks the running Mojo::IOLoop' } @notices), 1, 'a wait that blocks the loop is told, once';
 
 done_testing;
