@@ -59,6 +59,60 @@ leaks('redis', $server->url('breaker=off')) if $server;
     no_leaks_ok { $lock->acquire('k'); $lock->inspect('k'); $lock->stats; $lock->break('k'); $lock->await('k') } 'no table';
 }
 
+# What is waited for in an event loop.
+sub settled {
+    my ($promise) = @_;
+    my @settled;
+    $promise->then(sub { @settled = (1, @_) }, sub { @settled = (0, @_) });
+    Mojo::IOLoop->one_tick while !@settled;
+    Mojo::IOLoop->one_tick for 1 .. 3;    # what is behind it
+    return $settled[1];
+}
+
+sub mojo_leaks {
+    my ($name, $url) = @_;
+    my $lock = Buflock::Mojo->new($url, @quiet);
+    my $held = Buflock->new($url, @quiet)->acquire('held');
+    my $gone = sub { my $tx = Mojo::Transaction::HTTP->new; Mojo::IOLoop->timer(0.01 => sub { $tx->closed }); return (tx => $tx) };
+    my %case = (
+        'a pair'              => sub { my $guard = settled($lock->acquire_p('k')); settled($lock->release_p($guard)) },
+        'a scope'             => sub { my $guard = settled($lock->acquire_p('k')); undef $guard; settled(Mojo::Promise->timer(0.01)) },
+        'busy'                => sub { settled($lock->acquire_p('held')) and die; 1 },
+        'waits'               => sub { settled(Mojo::Promise->all(map { $lock->acquire_p('held', wait => 0.01) } 1 .. 3)) },
+        'await'               => sub { settled($lock->await_p('held', wait => 0.01)); settled($lock->await_p('free', wait => 1)) },
+        'extend'              => sub { my $guard = settled($lock->acquire_p('k')); settled($lock->extend_p($guard, 9)); settled($lock->release_p($guard)) },
+        'taken'               => sub { settled($lock->release_p({ key => 'held', token => 'x' })) },
+        'a client that goes'  => sub { settled($lock->acquire_p('held', wait => 1, $gone->())) },
+        'a client that stays' => sub { my $tx = Mojo::Transaction::HTTP->new; my $guard = settled($lock->acquire_p('k', wait => 1, tx => $tx)); settled($lock->release_p($guard)) },
+        'fetch'               => sub { settled($lock->fetch_p('k', get => sub { }, build => sub { 1 }, set => sub { })) },
+        'a build that dies'   => sub { settled($lock->fetch_p('k', get => sub { }, build => sub { die "x\n" })) },
+        'wrong arguments'     => sub { eval { $lock->acquire_p('k', ttl => -1) }; eval { $lock->acquire_p }; eval { $lock->release_p(1) } },
+        'a new one'           => sub { my $new = Buflock::Mojo->new($url, @quiet); my $guard = settled($new->acquire_p('new')); settled($new->release_p($guard)) },
+        'a new one, dropped'  => sub { Buflock::Mojo->new($url, @quiet)->acquire_p('held', wait => 0.01); settled(Mojo::Promise->timer(0.03)) },
+    );
+    for my $case (sort keys %case) {
+        $case{$case}->() for 1 .. 3;
+        no_leaks_ok { $case{$case}->() } "$name in a loop: $case";
+    }
+    return;
+}
+
+SKIP: {
+    skip 'no Mojolicious', 1 if !eval { require Buflock::Mojo; require Mojo::Transaction::HTTP; 1 };
+    mojo_leaks('shm', shm_url());
+    mojo_leaks('redis', $server->url('breaker=off')) if $server;
+    my $lock = Buflock::Mojo->new('redis://127.0.0.1:' . free_port() . '?breaker=off', @quiet);
+    settled($lock->acquire_p('k')) for 1 .. 3;
+    no_leaks_ok { settled($lock->acquire_p('k')); settled($lock->acquire_p('k', wait => 1)) } 'unreachable in a loop';
+    if ($server) {
+        $lock = Buflock::Mojo->new($server->url('breaker=off'), @quiet);
+        $server->pause;
+        settled($lock->acquire_p('k')) for 1, 2;
+        no_leaks_ok { settled($lock->acquire_p('k')) } 'stalled in a loop';
+        $server->resume;
+    }
+}
+
 SKIP: {
     skip 'no Mojolicious', 1 if !eval { require Mojolicious::Plugin::Buffer::Lock::Buflock; 1 };
     my $class = 'Mojolicious::Plugin::Buffer::Lock::Buflock';

@@ -8,7 +8,10 @@ BEGIN {
         or plan skip_all => 'no Test::Pod::Coverage and Test::Pod (packages libtest-pod-coverage-perl libtest-pod-perl)';
 }
 
-my %needs = ('Buflock::FFI' => 'FFI::Platypus', 'Mojolicious::Plugin::Buffer::Lock::Buflock' => 'Mojolicious');
+my %needs = (
+    'Buflock::FFI' => 'FFI::Platypus',
+    map { $_ => 'Mojolicious' } qw(Buflock::Mojo Buflock::Mojo::Driver Mojolicious::Plugin::Buffer::Lock::Buflock),
+);
 Test::Pod::pod_file_ok($_) for Test::Pod::all_pod_files('lib');
 for my $module (Test::Pod::Coverage::all_modules('lib')) {
     SKIP: {

@@ -29,7 +29,8 @@ sub redis_server {
         Test::More::plan(skip_all => 'no redis-server (package redis-server)') if !$options{optional};
         return;
     }
-    my $server = bless { port => free_port(), dir => File::Temp->newdir, maker => $$ }, 'Test::Buflock::Server';
+    my @arguments = @{ $options{arguments} // [] };
+    my $server = bless { port => free_port(), dir => File::Temp->newdir, maker => $$, arguments => \@arguments }, 'Test::Buflock::Server';
     return $server->start;
 }
 
@@ -76,7 +77,7 @@ sub start {
         open STDOUT, '>', "$self->{dir}/log" or POSIX::_exit(1);
         open STDERR, '>&', \*STDOUT or POSIX::_exit(1);
         exec 'redis-server', '--bind', '127.0.0.1', '--port', $self->{port}, '--unixsocket', $self->path, '--save', '',
-            '--dir', "$self->{dir}"
+            '--dir', "$self->{dir}", @{ $self->{arguments} }
             or POSIX::_exit(127);
     }
     $self->{pid} = $pid;
