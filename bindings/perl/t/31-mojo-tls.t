@@ -26,19 +26,17 @@ if (!Mojo::IOLoop::TLS->can_tls) {
 plan skip_all => 'no openssl (package openssl)' if system('command -v openssl >/dev/null 2>&1') != 0;
 
 my $dir = File::Temp->newdir;
-sub certificate {
-    my ($name, $names) = @_;
-    my @ca = -e "$dir/ca.pem" ? ('-CA', "$dir/ca.pem", '-CAkey', "$dir/ca.key") : ();
-    system("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=$name @ca "
-            . "-addext '$names' -keyout $dir/$name.key -out $dir/$name.pem 2>$dir/log") == 0
-        or plan skip_all => 'openssl makes no certificate: ' . `cat $dir/log`;
-    return;
+
+sub openssl {
+    my ($line) = @_;
+    return if system("cd $dir && openssl $line >log 2>&1") == 0;
+    plan skip_all => "openssl $line: " . do { local (@ARGV, $/) = "$dir/log"; <> };
 }
-certificate(ca => 'keyUsage=critical,keyCertSign,digitalSignature');
-certificate(server => 'subjectAltName=DNS:localhost,IP:127.0.0.1');
-rename "$dir/ca.pem", "$dir/its.pem";
-certificate(other => 'keyUsage=critical,keyCertSign,digitalSignature');
-rename "$dir/its.pem", "$dir/ca.pem";
+my $key = '-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes';
+openssl("req -x509 $key -keyout $_.key -out $_.pem -days 2 -subj /CN=$_") for qw(ca other);
+openssl("req $key -keyout server.key -out server.csr -subj /CN=server");
+{ open my $file, '>', "$dir/names" or die; print {$file} "subjectAltName=DNS:localhost,IP:127.0.0.1\n"; close $file or die }
+openssl('x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -days 2 -out server.pem');
 my $tls_port = Test::Buflock::free_port();
 my $server = redis_server(arguments => ['--tls-port', $tls_port, '--tls-cert-file', "$dir/server.pem", '--tls-key-file',
     "$dir/server.key", '--tls-ca-cert-file', "$dir/ca.pem", '--tls-auth-clients', 'no']);

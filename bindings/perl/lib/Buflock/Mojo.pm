@@ -20,8 +20,8 @@ sub new {
     my $self = $class->SUPER::new($url, %options);
     croak 'a redis: URL without a server needs a client of its own, which Buflock::Mojo has not' if $url =~ /\Aredis:(?!\/\/)/;
     my ($ca_file) = map { url_unescape $_ } $url =~ /[?&]ca_file=([^&]*)/;
-    @{$self}{qw(ioloop groups is_shm ca_file)} = ($loop, {}, $url =~ /\Ashm:/, $ca_file // $options{ca_file});
-    return $self;
+    return bless { %{$self}, ioloop => $loop, groups => {}, is_shm => scalar $url =~ /\Ashm:/,
+        ca_file => $ca_file // $options{ca_file} }, $class;
 }
 
 sub ioloop { return $_[0]{ioloop} }

@@ -164,7 +164,7 @@ sub _over {
 sub _fail {
     my ($self, $task, $why) = @_;
     utf8::encode($why) if utf8::is_utf8($why);
-    $task->{op}->fail($why =~ s/\0.*//sr);
+    $task->{op}->fail($why =~ s/[\0\n].*//sr);
     return;
 }
 
