@@ -27,14 +27,15 @@ FILES   := /usr/lib/nginx/modules/ngx_http_lua_module.so=libnginx-mod-http-lua \
 # The same of Perl modules: module=package.
 MODULES := Redis=libredis-perl Redis::Fast=libredis-fast-perl Mojolicious=libmojolicious-perl \
            FFI::Platypus=libffi-platypus-perl Test::LeakTrace=libtest-leaktrace-perl Test::Pod=libtest-pod-perl \
-           Test::Pod::Coverage=libtest-pod-coverage-perl Perl::Critic=libperl-critic-perl ExtUtils::MakeMaker=perl
+           Test::Pod::Coverage=libtest-pod-coverage-perl Perl::Critic=libperl-critic-perl ExtUtils::MakeMaker=perl \
+           CHI=libchi-perl IO::Socket::SSL=libio-socket-ssl-perl
 MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,$(t)))),,$(lastword $(subst :, ,$(t))))) \
            $(shell perl -e 'for (@ARGV) { ($$file, $$package) = split /=/; $$file =~ s{::}{/}g; \
              print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES)) \
            $(foreach f,$(FILES),$(if $(wildcard $(firstword $(subst =, ,$(f)))),,$(lastword $(subst =, ,$(f)))))
 
-.PHONY: all deps lib hooks demo demo-redis demo-nginx test test-rust test-tls test-c test-model test-loom test-torture test-chaos \
-        test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
+.PHONY: all deps lib hooks demo demo-redis demo-nginx demo-perl test test-rust test-tls test-c test-model test-loom test-torture \
+        test-chaos test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
 
 all: lib
 
@@ -73,6 +74,11 @@ demo-redis: target/c/stampede
 # The same in nginx: two workers under load, with the interface of lua-resty-lock.
 demo-nginx: lib
 	@examples/nginx/stampede
+
+# A Mojolicious page cache with four workers, over a Redis server that hangs, dies and comes back. SERVER=hypnotoad.
+demo-perl: lib
+	@tests/perl build
+	@PERL5LIB=target/perl/blib/lib:target/perl/blib/arch examples/mojo-cache/demo $(SERVER)
 
 target/c/stampede: lib
 	@mkdir -p target/c
