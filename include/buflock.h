@@ -99,10 +99,10 @@ typedef enum buflock_reply {
 // Its functions: buflock_config_new, buflock_config_set, buflock_config_free.
 typedef struct buflock_config buflock_config;
 
-// One acquire, extend, release or await for an event loop; used by one thread at a time, and only in the process that
+// One call for an event loop; used by one thread at a time, and only in the process that
 // made it: in a forked child it can only be freed, which frees memory and nothing else. It may outlive its lock.
-// Its functions: buflock_op_acquire, _extend, _release, _await; _next, _connected, _feed, _fail, _argument, _reply,
-// _cancel, _run; _finish, _error, _free.
+// Its functions: buflock_op_acquire, _extend, _release, _await, _inspect, _break; _next, _connected, _feed, _fail,
+// _argument, _reply, _cancel, _run; _finish, _holder, _error, _free.
 typedef struct buflock_op buflock_op;
 
 // A lock service: one URL and its options. Many threads may use it at once, and both sides of a fork.
@@ -292,6 +292,17 @@ int buflock_op_await(const struct buflock_t *lock,
                      uint32_t wait_ms,
                      struct buflock_op **op);
 
+// Looks who holds `key`, in steps; buflock_op_finish answers as buflock_inspect, and buflock_op_holder says who.
+// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+int buflock_op_inspect(const struct buflock_t *lock,
+                       const char *key,
+                       size_t key_len,
+                       struct buflock_op **op);
+
+// Breaks in steps; as buflock_break.
+// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+int buflock_op_break(const struct buflock_t *lock, const char *key, size_t key_len, struct buflock_op **op);
+
 // Says what to do next. It never sleeps; call it as often as you like.
 // `step` is NULL or has `step->size` bytes.
 int buflock_op_next(struct buflock_op *op, struct buflock_step *step);
@@ -333,6 +344,12 @@ int buflock_op_run(struct buflock_op *op,
 int buflock_op_finish(struct buflock_op *op,
                       char *token,
                       struct buflock_info *info);
+
+// After an inspect that is done: writes who holds the lock, as buflock_inspect does; nothing where nobody does.
+// `holder` is NULL or has `room` bytes.
+int buflock_op_holder(const struct buflock_op *op,
+                      char *holder,
+                      size_t room);
 
 // The text of the op's last failure, empty before the first, never NULL; good until the next call with the op.
 const char *buflock_op_error(const struct buflock_op *op);

@@ -201,6 +201,22 @@ impl Client {
         }
     }
 
+    /// An inspect in steps.
+    pub fn op_inspect(&self, key: &[u8]) -> Op {
+        match &self.backend {
+            Backend::Redis(redis) => Op::redis(redis, RedisWant::Inspect, key, b"", 0, &self.ends),
+            _ => Op::answered(self.inspect(key).map(Answer::Hold), &self.ends),
+        }
+    }
+
+    /// A break in steps.
+    pub fn op_break(&self, key: &[u8]) -> Op {
+        match &self.backend {
+            Backend::Redis(redis) => Op::redis(redis, RedisWant::Break, key, b"", 0, &self.ends),
+            _ => Op::answered(self.end_any(key).map(Answer::Verdict), &self.ends),
+        }
+    }
+
     /// The service behind the bell.
     ///
     /// # Errors

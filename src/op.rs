@@ -1,11 +1,11 @@
-//! One acquire, extend, release or await as steps, for programs that must never block: a thin enum over the backends'
+//! One call as steps, for programs that must never block: a thin enum over the backends'
 //! machines.
 //!
 //! An op says what to do next and never does it: no sleep, no socket. It may outlive the lock it was made from. Where
 //! it is dropped before its end, or before a success was fetched, an acquire gives the lock back and a release is done
 //! all the same; but never in another process than its maker's.
 
-use crate::answer::{Acquire, Answer, Await, Busy, Held, Verdict};
+use crate::answer::{Acquire, Answer, Await, Busy, Held, Hold, Verdict};
 use crate::error::{ArgumentFault, Error};
 use crate::hooks::{Mutant, mutant};
 use crate::redis::machine::{Machine as RedisMachine, Want as RedisWant};
@@ -286,6 +286,14 @@ impl Op {
     pub fn held(&self) -> Option<Held> {
         match self.result {
             Some(Ok(Answer::Acquire(Acquire::Held(held)))) => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Who holds the lock, if the op is done and this is what it was to find out.
+    pub fn hold(&self) -> Option<&Hold> {
+        match &self.result {
+            Some(Ok(Answer::Hold(hold))) => hold.as_ref(),
             _ => None,
         }
     }

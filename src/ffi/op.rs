@@ -13,6 +13,7 @@ use crate::step::Step;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::slice;
 
 /// What to do next about an op.
 #[repr(C)]
@@ -80,10 +81,10 @@ pub enum buflock_reply {
     BUFLOCK_REPLY_ERROR = 3,
 }
 
-/// One acquire, extend, release or await for an event loop; used by one thread at a time, and only in the process that
+/// One call for an event loop; used by one thread at a time, and only in the process that
 /// made it: in a forked child it can only be freed, which frees memory and nothing else. It may outlive its lock.
-/// Its functions: buflock_op_acquire, _extend, _release, _await; _next, _connected, _feed, _fail, _argument, _reply,
-/// _cancel, _run; _finish, _error, _free.
+/// Its functions: buflock_op_acquire, _extend, _release, _await, _inspect, _break; _next, _connected, _feed, _fail,
+/// _argument, _reply, _cancel, _run; _finish, _holder, _error, _free.
 pub struct buflock_op {
     op: Op,
     text: [u8; TEXT],
@@ -190,6 +191,44 @@ pub unsafe extern "C" fn buflock_op_await(
         // SAFETY: the caller's promise.
         let key = unsafe { bytes(key, key_len, "key") }?;
         make(op, || Ok(lock.0.op_await(key, wait_ms)))
+    })
+}
+
+/// Looks who holds `key`, in steps; buflock_op_finish answers as buflock_inspect, and buflock_op_holder says who.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_inspect(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { bytes(key, key_len, "key") }?;
+        make(op, || Ok(lock.0.op_inspect(key)))
+    })
+}
+
+/// Breaks in steps; as buflock_break.
+///
+/// # Safety
+/// `key` holds `key_len` bytes; `op` is NULL or a place for a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_break(
+    lock: Option<&buflock_t>,
+    key: *const c_char,
+    key_len: usize,
+    op: Option<&mut MaybeUninit<*mut buflock_op>>,
+) -> c_int {
+    boundary(|| {
+        let lock = given(lock, "lock")?;
+        // SAFETY: the caller's promise.
+        let key = unsafe { bytes(key, key_len, "key") }?;
+        make(op, || Ok(lock.0.op_break(key)))
     })
 }
 
@@ -382,8 +421,34 @@ pub unsafe extern "C" fn buflock_op_finish(
             }
             Answer::Verdict(verdict) => verdict.into(),
             Answer::Await(answer) => answer.into(),
-            Answer::Hold(_) => unreachable!("there is no op that inspects"),
+            Answer::Hold(hold) => {
+                let status = if hold.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK };
+                info.write(&hold.map_or(buflock_info::default(), buflock_info::from));
+                status
+            }
         })
+    })
+}
+
+/// After an inspect that is done: writes who holds the lock, as buflock_inspect does; nothing where nobody does.
+///
+/// # Safety
+/// `holder` is NULL or has `room` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn buflock_op_holder(op: Option<&buflock_op>, holder: *mut c_char, room: usize) -> c_int {
+    boundary(|| {
+        let op = given(op, "op")?;
+        if holder.is_null() {
+            return Err(ArgumentFault::Null("holder").into());
+        }
+        op.op.check_process()?;
+        // SAFETY: not NULL, and the caller's promise; bytes are written, none is read.
+        let holder = unsafe { slice::from_raw_parts_mut(holder.cast::<u8>(), room) };
+        match op.op.hold() {
+            Some(hold) => Cut::write(holder, hold),
+            None => Cut::write(holder, &""),
+        }
+        Ok(buflock_status::BUFLOCK_OK)
     })
 }
 

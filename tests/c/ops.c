@@ -53,6 +53,30 @@ static void goes_from_first_step_to_result(void) {
   buflock_free(lock);
 }
 
+static void inspects_and_breaks(void) {
+  buflock_t *lock = table_lock(0, "");
+  char token[BUFLOCK_TOKEN_SIZE], holder[32], want[32];
+  buflock_info info = {.size = sizeof info};
+  buflock_op *op;
+  snprintf(want, sizeof want, "pid %d", (int)getpid());
+  CHECK(acquire(lock, "k", 60000, 0, token) == BUFLOCK_OK);
+  CHECK(buflock_op_inspect(lock, "k", 1, &op) == BUFLOCK_OK && next(op).kind == BUFLOCK_STEP_DONE);
+  CHECK(buflock_op_finish(op, NULL, &info) == BUFLOCK_BUSY && info.left_ms > 50000);
+  CHECK(buflock_op_holder(op, holder, sizeof holder) == BUFLOCK_OK && !strcmp(holder, want));
+  CHECK(buflock_op_holder(op, holder, 4) == BUFLOCK_OK && !strcmp(holder, "pid"));
+  buflock_op_free(op);
+  for (int broken = 0; broken < 2; broken++) {
+    CHECK(buflock_op_break(lock, "k", 1, &op) == BUFLOCK_OK && next(op).kind == BUFLOCK_STEP_DONE);
+    CHECK(buflock_op_finish(op, NULL, NULL) == (broken ? BUFLOCK_EXPIRED : BUFLOCK_OK));
+    buflock_op_free(op);
+  }
+  CHECK(buflock_op_inspect(lock, "k", 1, &op) == BUFLOCK_OK && next(op).kind == BUFLOCK_STEP_DONE);
+  CHECK(buflock_op_finish(op, NULL, &info) == BUFLOCK_OK && info.left_ms == 0);
+  CHECK(buflock_op_holder(op, holder, sizeof holder) == BUFLOCK_OK && !*holder);
+  buflock_op_free(op);
+  buflock_free(lock);
+}
+
 static void what_nobody_uses_is_given_back(void) {
   buflock_t *lock = table_lock(0, "");
   char token[BUFLOCK_TOKEN_SIZE];
@@ -228,6 +252,7 @@ static void signals_come_through(void) {
 
 int main(void) {
   goes_from_first_step_to_result();
+  inspects_and_breaks();
   what_nobody_uses_is_given_back();
   outlives_its_lock();
   belongs_to_its_process();

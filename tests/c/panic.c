@@ -30,11 +30,13 @@ int main(void) {
   CHECK(buflock_op_extend(lock, "k", 1, token, 1, &op) == BUFLOCK_PANIC);
   CHECK(buflock_op_release(lock, "k", 1, token, &op) == BUFLOCK_PANIC);
   CHECK(buflock_op_await(lock, "k", 1, 1, &op) == BUFLOCK_PANIC);
+  CHECK(buflock_op_inspect(lock, "k", 1, &op) == BUFLOCK_PANIC && buflock_op_break(lock, "k", 1, &op) == BUFLOCK_PANIC);
   CHECK(buflock_op_next(op, &step) == BUFLOCK_PANIC && buflock_op_run(op, 1) == BUFLOCK_PANIC);
   CHECK(buflock_op_connected(op, 1) == BUFLOCK_PANIC && buflock_op_feed(op, "x", 1) == BUFLOCK_PANIC);
   CHECK(buflock_op_fail(op, "x") == BUFLOCK_PANIC && buflock_op_argument(op, 0, &data, &length) == BUFLOCK_PANIC);
   CHECK(buflock_op_reply(op, 0, 0, "x", 1) == BUFLOCK_PANIC && buflock_op_cancel(op) == BUFLOCK_PANIC);
   CHECK(buflock_op_finish(op, token, NULL) == BUFLOCK_PANIC && buflock_op_error(op) != NULL);
+  CHECK(buflock_op_holder(op, json, sizeof json) == BUFLOCK_PANIC);
   CHECK(buflock_bell_fd(lock, &fd) == BUFLOCK_PANIC && buflock_bell_listen(lock, "/x") == BUFLOCK_PANIC);
   CHECK(buflock_bell_read(lock, ids, 1, &length) == BUFLOCK_PANIC);
   buflock_bell_quit(lock);

@@ -154,6 +154,9 @@ static void ops_by_own_sockets(void) {
   CHECK(dialed == 1 && reused == 1 && sent == 4); /* the same connection, one command */
   CHECK(buflock_inspect(lock, "k", 1, &info, holder, sizeof holder) == BUFLOCK_BUSY && !strcmp(holder, "me"));
   buflock_op *op = NULL;
+  CHECK(buflock_op_inspect(lock, "k", 1, &op) == BUFLOCK_OK && drive(op, NULL, &info) == BUFLOCK_BUSY);
+  CHECK(info.left_ms > 58000 && buflock_op_holder(op, holder, sizeof holder) == BUFLOCK_OK && !strcmp(holder, "me"));
+  buflock_op_free(op);
   CHECK(buflock_op_extend(lock, "k", 1, token, 90000, &op) == BUFLOCK_OK && drive_and_free(op, NULL, NULL) == BUFLOCK_OK);
   CHECK(buflock_inspect(lock, "k", 1, &info, NULL, 0) == BUFLOCK_BUSY && info.left_ms > 80000);
 
@@ -166,6 +169,11 @@ static void ops_by_own_sockets(void) {
   CHECK(await_by_op(lock, "k", 100) == BUFLOCK_OK);
   CHECK(buflock_op_extend(lock, "k", 1, token, 90000, &op) == BUFLOCK_OK);
   CHECK(drive_and_free(op, NULL, NULL) == BUFLOCK_EXPIRED);
+  for (int broken = 0; broken < 2; broken++) {
+    if (!broken) CHECK(drive_and_free(acquire_op(lock, "k", 60000, 0), token, NULL) == BUFLOCK_OK);
+    CHECK(buflock_op_break(lock, "k", 1, &op) == BUFLOCK_OK);
+    CHECK(drive_and_free(op, NULL, NULL) == (broken ? BUFLOCK_EXPIRED : BUFLOCK_OK));
+  }
   buflock_free(lock);
 }
 

@@ -142,6 +142,10 @@ int buflock_op_await(const struct buflock_t *lock,
                      uint32_t wait_ms,
                      struct buflock_op **op);
 
+int buflock_op_inspect(const struct buflock_t *lock, const char *key, size_t key_len, struct buflock_op **op);
+
+int buflock_op_break(const struct buflock_t *lock, const char *key, size_t key_len, struct buflock_op **op);
+
 int buflock_op_next(struct buflock_op *op, struct buflock_step *step);
 
 int buflock_op_connected(struct buflock_op *op, int fresh);
@@ -159,6 +163,8 @@ int buflock_op_cancel(struct buflock_op *op);
 int buflock_op_run(struct buflock_op *op, uint32_t slice_ms);
 
 int buflock_op_finish(struct buflock_op *op, char *token, struct buflock_info *info);
+
+int buflock_op_holder(const struct buflock_op *op, char *holder, size_t room);
 
 const char *buflock_op_error(const struct buflock_op *op);
 
