@@ -543,9 +543,10 @@ GET /t
 nilnot foundexpired
 1
 nilunlocked
+--- error_log
+buflock: the lease of "key" ended before its unlock
 --- no_error_log
 [error]
-[warn]
 
 === TEST 19: unlock and expire of a lock that was lost touch nobody else
 --- http_config
@@ -579,9 +580,10 @@ nilunlockedtaken
 nilunlocked
 niltimeout
 1
+--- error_log
+buflock: the lease of "key" ended before its unlock, and another holds the lock
 --- no_error_log
 [error]
-[warn]
 
 === TEST 20: a lost lock that is collected touches nobody else
 --- http_config

@@ -12,6 +12,8 @@ local _M = {}
 ---@field lock ffi.cdata*
 ---@field url string
 ---@field lines table the queues of those who wait in this worker, by key
+---@field lost integer how many leases were found to have ended before their time
+---@field drop (fun(self, key: string, token: string))? what a hold that is collected does, where the library is not to
 ---@field folder string? a directory that this worker's user may make, if it is missing
 local handles = {}
 
@@ -51,7 +53,7 @@ function _M.new(url, opts)
   -- A userdata, since these are finalized after all cdata: holds and ops use the lock while they go.
   local anchor = newproxy(true)
   getmetatable(anchor).__gc = function() library.buflock_free(lock) end
-  local handle = { lock = lock, url = url, anchor = anchor, lines = setmetatable({}, { __mode = "v" }) }
+  local handle = { lock = lock, url = url, anchor = anchor, lost = 0, lines = setmetatable({}, { __mode = "v" }) }
   handles[id] = handle
   return handle
 end

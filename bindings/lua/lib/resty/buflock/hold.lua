@@ -8,8 +8,8 @@ end
 
 local _M = {}
 
--- By a hold's number: what it holds. Locks and keys must not be in the hold, whose finalizer would come too late.
-local locks, keys = {}, {}
+-- By a hold's number: what it holds. Handles and keys must not be in the hold, whose finalizer would come too late.
+local held, keys = {}, {}
 -- Numbers that are free, holds that can be used again, and how many numbers there are.
 local numbers, free_numbers = {}, 0
 local spare, spares = {}, 0
@@ -18,10 +18,14 @@ local last = 0
 -- Runs wherever the collector does, so it only drops: a few steps in memory, without Lua's or nginx's help.
 local function collected(hold)
   local number = hold.number
-  local lock, key = locks[number], keys[number]
-  if lock then
-    locks[number], keys[number] = nil, nil
-    library.buflock_drop(lock, key, #key, hold.token)
+  local handle, key = held[number], keys[number]
+  if handle then
+    held[number], keys[number] = nil, nil
+    if handle.drop then
+      handle.drop(handle, key, ffi.string(hold.token))
+    else
+      library.buflock_drop(handle.lock, key, #key, hold.token)
+    end
   end
   free_numbers = free_numbers + 1
   numbers[free_numbers] = number
@@ -49,9 +53,9 @@ function _M.new()
 end
 
 --- The lock is ours: from now on it is given back when the hold is collected.
-function _M.begin(hold, lock, key)
+function _M.begin(hold, handle, key)
   local number = hold.number
-  locks[number], keys[number] = lock, key
+  held[number], keys[number] = handle, key
 end
 
 --- What is held: its key.
@@ -62,7 +66,7 @@ end
 --- It holds no more, and may be used for another lock; whoever had it must forget it.
 function _M.done(hold)
   local number = hold.number
-  locks[number], keys[number] = nil, nil
+  held[number], keys[number] = nil, nil
   spares = spares + 1
   spare[spares] = hold
 end

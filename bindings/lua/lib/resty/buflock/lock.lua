@@ -4,6 +4,7 @@ local library = require "resty.buflock.library"
 local handles = require "resty.buflock.handle"
 local holds = require "resty.buflock.hold"
 local instance = require "resty.buflock.instance"
+local lost = require "resty.buflock.lost"
 local shm = require "resty.buflock.shm"
 
 local min, max, ceil, huge = math.min, math.max, math.ceil, math.huge
@@ -134,16 +135,17 @@ local function elapsed(self, waited, timeout)
   return sum
 end
 
-local last_collection = 0
+local vain_collection = 0
 
 --- Locks of objects that were dropped stay held until the collector sees them. Before we say that there is no room, it
---- has a look; not more than once a second.
+--- has a look; where that was of no use, not again in the same second.
 local function try_after_collection(handle, key, ttl, token)
   local second = ngx_time()
-  if second == last_collection then return NO_MEMORY end
-  last_collection = second
+  if second == vain_collection then return NO_MEMORY end
   collectgarbage()
-  return shm.try(handle, key, ttl, token)
+  local status = shm.try(handle, key, ttl, token)
+  if status == NO_MEMORY then vain_collection = second end
+  return status
 end
 
 local function failed(status)
@@ -194,7 +196,7 @@ function lock:lock(key)
       return nil, "timeout"
     end
     if status == OK then
-      holds.begin(hold, handle.lock, key)
+      holds.begin(hold, handle, key)
       self.hold = hold
       return elapsed(self, waited, timeout)
     end
@@ -203,7 +205,7 @@ function lock:lock(key)
     holds.done(hold)
     return failed(status)
   end
-  holds.begin(hold, handle.lock, key)
+  holds.begin(hold, handle, key)
   self.hold, self.waited = hold, 0
   return 0
 end
@@ -219,8 +221,12 @@ function lock:unlock()
   local status = release(self.scope.handle.lock, key, #key, hold.token)
   self.hold = nil
   holds.done(hold)
-  if status == OK or status == EXPIRED then return 1 end
-  if status == TAKEN then return nil, "unlocked", "taken" end
+  if status == OK then return 1 end
+  if status == EXPIRED or status == TAKEN then
+    lost.note(self.scope.handle, key:sub(#self.scope.before + 1), "unlock", status == TAKEN)
+    if status == EXPIRED then return 1 end
+    return nil, "unlocked", "taken"
+  end
   return failed(status)
 end
 
