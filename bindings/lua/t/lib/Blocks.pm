@@ -65,8 +65,8 @@ sub run_tests {
 
 sub expanded {
     my ($text, $place) = @_;
-    my %value = (LUA => "$place/lib", COMPAT => "$place/compat", SO => "$place/so");
-    $text =~ s/\$TEST_NGINX_(LUA|COMPAT|SO)\b/$value{$1}/g if defined $text;
+    my %value = (%ENV, TEST_NGINX_LUA => "$place/lib", TEST_NGINX_COMPAT => "$place/compat", TEST_NGINX_SO => "$place/so");
+    $text =~ s/\$(TEST_NGINX_\w+)/$value{$1}/g if defined $text;
     return $text // '';
 }
 
