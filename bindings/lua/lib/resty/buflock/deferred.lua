@@ -129,10 +129,12 @@ local function tick(exiting, handle)
   end
 end
 
---- Sees to it that somebody looks for what is left over, as long as this worker runs.
+--- Before a command: sees to it that somebody looks for what is left over, as long as this worker runs. Where no timer
+--- can be had, the command takes it along.
 function _M.look_after(handle)
   local queue = handle.queue
   local time = now()
+  if queue.last >= queue.first and not queue.sends and time - queue.kicked > TICK then hand_over(handle, queue) end
   if time - queue.ticked > 3 * TICK and timer_at(TICK, tick, handle) then queue.ticked = time end
 end
 
