@@ -34,8 +34,9 @@ MISSING  = $(foreach t,$(TOOLS),$(if $(shell command -v $(firstword $(subst :, ,
              print "$$package " if !grep { -f "$$_/$$file.pm" } @INC }' $(MODULES)) \
            $(foreach f,$(FILES),$(if $(wildcard $(firstword $(subst =, ,$(f)))),,$(lastword $(subst =, ,$(f)))))
 
-.PHONY: all deps lib hooks demo demo-redis demo-nginx demo-perl test test-rust test-tls test-c test-model test-loom test-torture \
-        test-chaos test-cdef test-install test-perl test-lua check bench bench-peers model loom torture chaos install clean
+.PHONY: all deps lib hooks demo demo-redis demo-nginx demo-perl demo-all test test-rust test-tls test-c test-model \
+        test-loom test-torture test-chaos test-mutants test-servers test-cdef test-install test-perl test-lua check bench \
+        bench-nginx bench-peers model loom torture chaos install clean
 
 all: lib
 
@@ -79,6 +80,16 @@ demo-nginx: lib
 demo-perl: lib
 	@tests/perl build
 	@PERL5LIB=target/perl/blib/lib:target/perl/blib/arch examples/mojo-cache/demo $(SERVER)
+
+# nginx workers, Perl processes and C programs miss the same page: one builds, in shared memory and over Redis.
+demo-all: target/c/page
+	@tests/perl build
+	@examples/all/stampede target/c/page perl -Mblib=target/perl
+
+target/c/page: lib examples/all/page.c
+	@mkdir -p target/c
+	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/all/page.c -o $@ -L$(DIST) -lbuflock \
+	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
 target/c/stampede: lib
 	@mkdir -p target/c
