@@ -164,7 +164,7 @@ check:
 	@$(MAKE) --no-print-directory deps lib
 	@tests/c/header
 	@tests/c/exports
-	@if command -v luacheck >/dev/null; then luacheck -q --config bindings/lua/.luacheckrc bindings/lua examples/nginx; \
+	@if command -v luacheck >/dev/null; then luacheck -q --config bindings/lua/.luacheckrc bindings/lua examples/nginx examples/all; \
 	else echo "skipped: no luacheck (package lua-check)"; fi
 	@if perl -MPerl::Critic -e 1 2>/dev/null; then perlcritic --gentle --quiet bindings/perl/lib bindings/perl/Makefile.PL; \
 	else echo "skipped: no perlcritic (package libperl-critic-perl)"; fi
@@ -173,6 +173,10 @@ check:
 # Figures, side by side in one run, into target/bench. Not a test: nothing fails. Peers that are not there are left out.
 bench: lib
 	@$(CARGO) bench -q --bench bench
+
+# The same in nginx: what locks cost there, how soon they change hands, and what a stalled server holds up.
+bench-nginx: lib
+	@benches/nginx/bench $(ROUNDS)
 
 # Other lock libraries for Redis, of the versions in benches/peers, into target/peers. From the net; nothing is installed
 # outside, so the Perl modules and node are left to the system. One that fails does not keep the others away.
