@@ -1,5 +1,5 @@
---- A page from a cache of files that programs in several languages share, in nginx. What is missing one builds, the others
---- wait.
+--- A page from a cache of files that programs in several languages share, in nginx. What is missing one builds, the
+--- others wait.
 local pages = assert(require("resty.buflock").new(ngx.var.lock_url, { ttl = 10 }))
 local dir = ngx.var.page_dir
 
