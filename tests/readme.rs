@@ -103,7 +103,7 @@ fn errors() -> Vec<Error> {
     errors.push(A::Room { name: "NAME", room: 4711, need: 4711 }.into());
     errors.extend(
         [
-            C::Scheme("SCHEME".to_owned()),
+            C::Scheme("SCHEME:".to_owned()),
             C::Server,
             C::SocketPath,
             C::NoTls,
