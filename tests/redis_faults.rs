@@ -489,6 +489,20 @@ fn a_closed_port_opens_the_breaker() {
 }
 
 #[test]
+fn what_old_servers_say_opens_the_breaker() {
+    let readonly =
+        "ERR Error running script (call to f_0): @user_script:7: @user_script: 7: -READONLY You can't write.";
+    for text in [readonly, "ERR invalid password"] {
+        let fake = Fake::new(move |_| format!("-{text}\r\n").into());
+        let client = client(&fake.url(""));
+        for _ in 0..3 {
+            failed(acquire(&client, "key"), REFUSED);
+        }
+        failed(acquire(&client, "key"), UNAVAILABLE);
+    }
+}
+
+#[test]
 fn the_breaker_opens_as_late_as_it_is_told() {
     let port = free_port();
     let patient = client(&url(port, "breaker=5"));

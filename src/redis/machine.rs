@@ -48,6 +48,8 @@ pub enum Want {
 const UNKNOWN_LEFT: i64 = 2_147_483_647;
 /// The longest wait for a signal, in ms: a signal is lost when the waiter that it woke dies.
 const SLICE: u64 = 500;
+/// The shortest, in ms: to Redis 6 a wait of 0.001 s is one of 0, which is for ever.
+const SHORTEST: u64 = 2;
 /// How much later than its time a server ends a wait by itself: it looks ten times a second.
 const LATE: u64 = 150 * NS_PER_MS;
 /// How long behind the end of a slice the next command is sent, which makes the server look at once.
@@ -663,7 +665,7 @@ impl Machine {
         // A random millisecond more, so that those who wait for a dead holder's end don't all come at once.
         let holder = u64::try_from(number).unwrap_or(0).saturating_add(1 + u64::from(self.random() % 8));
         let remaining = u64::from(ms_left(self.deadline.saturating_sub(now)));
-        let slice = holder.min(SLICE).min(remaining).max(1);
+        let slice = holder.min(SLICE).min(remaining).max(SHORTEST);
         if !self.can_be_told(redis) {
             let step = redis.settings.steps().pause_ns(self.pauses);
             let step = step * 3 / 4 + step / 2 * u64::from(self.random() % 1024) / 1023; // 25 % either way
@@ -947,5 +949,12 @@ fn is_state_of_the_server(text: &str) -> bool {
         "WRONGPASS",
         "UNKILLABLE",
     ];
-    STATES.contains(&text.split(' ').next().unwrap_or_default()) || text.starts_with("ERR max number of clients")
+    // Before Redis 7 what a command in a script says is at the end of the script's own error.
+    let text = match text.split_once(": -") {
+        Some((script, said)) if script.starts_with("ERR Error running script") => said,
+        _ => text,
+    };
+    STATES.contains(&text.split(' ').next().unwrap_or_default())
+        || text.starts_with("ERR max number of clients")
+        || text.starts_with("ERR invalid password") // WRONGPASS, before Redis 6
 }

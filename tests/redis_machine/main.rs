@@ -39,7 +39,7 @@ const fn scene(name: &'static str, want: fn() -> Want) -> Scene {
     Scene { name, want, wait_ms: 0, options: "", rival: Rival::Nobody, own: false, pooled: false, orphan: false }
 }
 
-const SCENES: [Scene; 20] = [
+const SCENES: [Scene; 21] = [
     scene("acquire", acquire),
     scene("acquire by SET", plain_acquire),
     Scene { pooled: true, ..scene("acquire over a used connection", plain_acquire) },
@@ -49,6 +49,7 @@ const SCENES: [Scene; 20] = [
     Scene { rival: Rival::Releases(300), wait_ms: 1200, ..scene("wait for a release", acquire) },
     Scene { rival: Rival::Dies(700), wait_ms: 1500, ..scene("wait for a dead holder", acquire) },
     Scene { rival: Rival::Dies(9000), wait_ms: 800, ..scene("wait in vain", acquire) },
+    Scene { rival: Rival::Dies(9000), wait_ms: 1, ..scene("wait for a millisecond", acquire) },
     Scene { rival: Rival::Dies(9000), wait_ms: 800, options: "nudge=off", ..scene("wait in vain, no nudge", acquire) },
     Scene {
         rival: Rival::Releases(300),
