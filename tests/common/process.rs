@@ -240,6 +240,11 @@ pub fn skip(reason: &str) {
     let _ = writeln!(io::stderr(), "skipped: {reason}");
 }
 
+/// A test, or a part of it, is not for what it is run with.
+pub fn not_applicable(why: &str) {
+    let _ = writeln!(io::stderr(), "not applicable: {}: {why}", std::thread::current().name().unwrap_or_default());
+}
+
 /// Whether this is root; else the test is to be skipped.
 pub fn root() -> bool {
     // SAFETY: it can't fail.

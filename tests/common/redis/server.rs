@@ -2,7 +2,7 @@
 
 use super::resp::{Raw, Reply};
 use crate::common::Dir;
-use crate::process::skip;
+use crate::process::{not_applicable, skip};
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -192,6 +192,34 @@ impl Server {
         let text = self.ask(&["INFO"]).text();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no {name} in INFO"))
+    }
+
+    /// Its version, as that of the Redis that it is like.
+    pub fn version(&self) -> (u32, u32) {
+        let text = self.ask(&["INFO", "server"]).text();
+        let line = text.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version");
+        let mut numbers = line.split('.').map(|number| number.parse().expect("a number"));
+        (numbers.next().expect("one"), numbers.next().expect("two"))
+    }
+
+    /// Whether it is too old for a test, which says why it leaves something out.
+    pub fn is_before(&self, major: u32, minor: u32, why: &str) -> bool {
+        let is_before = self.version() < (major, minor);
+        if is_before {
+            not_applicable(&format!("before {major}.{minor} {why}"));
+        }
+        is_before
+    }
+
+    /// What it calls a replica.
+    pub fn replica(&self) -> &'static str {
+        if self.version() < (5, 0) { "slave" } else { "replica" }
+    }
+
+    /// Makes it a replica of nobody who is there, and master again.
+    pub fn follow(&self, follows: bool) {
+        let master = if follows { format!("127.0.0.1 {}", free_port()) } else { "NO ONE".into() };
+        self.tell(&format!("{}OF {master}", self.replica().to_uppercase()));
     }
 
     /// How many clients are connected over TCP.
