@@ -101,6 +101,10 @@ test: deps test-rust test-tls test-model test-loom test-torture test-chaos test-
 test-rust:
 	$(CARGO) test -q $(FEATURES)
 
+# With Redis servers of other versions, which come from the net. Not a part of test. WORDS='5.0 valkey' for some of them.
+test-servers:
+	@tests/servers $(WORDS)
+
 # With TLS=1 they are among the others.
 test-tls:
 	$(if $(TLS),,$(CARGO) test -q --features tls --test redis_tls)
