@@ -1,6 +1,6 @@
 //! What must hold of every call, whatever went wrong on its way.
 
-use super::play::{Fault, Kind, Outcome, Pieces, Scene, Schedule, TOKEN, World, held};
+use super::play::{Fault, Kind, LAST_FENCE, Outcome, Pieces, Rival, Scene, Schedule, TOKEN, World, held};
 use buflock::answer::{Acquire, Answer, Await, Verdict};
 use buflock::error::{Error, ServerFault};
 use buflock::policy::NS_PER_MS;
@@ -19,7 +19,10 @@ const SETTLED: u64 = 5_000 * NS_PER_MS;
 pub fn play(scene: Scene, schedule: &Schedule, pieces: Pieces) -> (Outcome, Option<String>) {
     let mut world = World::new(scene, pieces);
     let outcome = world.play(schedule);
-    let wrong = judge(&mut world, scene, &outcome);
+    let busy = matches!(outcome.answer, Some(Ok(Answer::Await(Await::Busy))));
+    let told = !(busy && schedule.is_empty() && matches!(scene.rival, Rival::Releases(_) | Rival::Followed(_)));
+    let wrong = wrong(!told, "nothing went wrong, and the end of the hold was not told");
+    let wrong = wrong.or_else(|| judge(&mut world, scene, &outcome));
     (outcome, wrong)
 }
 
@@ -51,7 +54,8 @@ fn in_time(scene: Scene, outcome: &Outcome) -> Option<String> {
 fn the_answer(world: &World, scene: Scene, outcome: &Outcome) -> Option<String> {
     let cancelled = outcome.left_at.is_some();
     let ours = world.is_ours();
-    let rivals = wrong(world.should_be_rivals() && !world.is_rivals(), "another's lock is gone");
+    let rivals = wrong(world.should_be_rivals() && !world.is_rivals(), "another's lock is gone")
+        .or_else(|| wrong(world.followed && !world.is_nexts(), "the next holder's lock is gone"));
     let waited = outcome.took >= u64::from(scene.wait_ms) * NS_PER_MS;
     let answer = match outcome.answer.as_ref() {
         None if outcome.abandoned => None,
@@ -63,13 +67,25 @@ fn the_answer(world: &World, scene: Scene, outcome: &Outcome) -> Option<String> 
                 .or_else(|| wrong(short, "HELD for longer than the lease"))
                 .or_else(|| wrong(cancelled, "HELD after it was cancelled"))
                 .or_else(|| wrong(held.token.0 != *TOKEN, "HELD with another token"))
+                .or_else(|| wrong(world.holder() != Some(&world.value()) && ours, "HELD without the label"))
+                .or_else(|| wrong(held.fence != world.fence(), "another fence than the server's"))
+                .or_else(|| wrong(world.fence() != 0 && held.fence <= LAST_FENCE, "a fence that does not grow"))
         }
         Some(Ok(Answer::Acquire(Acquire::Busy(_)))) => wrong(ours && !cancelled, "BUSY for a lock of our own")
             .or_else(|| wrong(!waited && !cancelled, "BUSY before the wait is over")),
+        Some(Ok(Answer::Verdict(verdict))) if matches!((scene.want)(), Want::Break) => {
+            wrong(*verdict == Verdict::Ok && world.is_rivals(), "broken, and still held")
+                .or_else(|| wrong(*verdict != Verdict::Ok && world.holder().is_some(), "not broken, and held"))
+        }
         Some(Ok(Answer::Verdict(verdict))) => verdict_is_wrong(scene, *verdict, ours),
         Some(Ok(Answer::Await(Await::Over))) => wrong(world.is_rivals(), "OVER, and the same hold goes on"),
         Some(Ok(Answer::Await(Await::Busy))) => wrong(!waited && !cancelled, "BUSY before the wait is over"),
-        Some(Ok(Answer::Hold(_))) => None,
+        Some(Ok(Answer::Hold(hold))) => {
+            let label = if ours { world.label() } else { None };
+            wrong(hold.is_some() != world.holder().is_some(), "who holds it is not what was answered")
+                .or_else(|| wrong(hold.as_ref().is_some_and(|hold| hold.left_ms == 0), "a hold without a time"))
+                .or_else(|| wrong(hold.as_ref().and_then(|hold| hold.label.as_deref()) != label, "another label"))
+        }
         Some(Err(error)) => error_is_wrong(scene, error, ours),
     };
     rivals.or(answer)
@@ -110,7 +126,8 @@ fn later(world: &mut World, scene: Scene, outcome: &Outcome, held: bool) -> Opti
     world.advance(world.now + SETTLED);
     world.look();
     let ours = world.is_ours();
-    wrong(held && !ours, "HELD, and then lost to a release of our own")
+    wrong(world.followed && !world.is_nexts(), "the next holder's lock is gone later")
+        .or_else(|| wrong(held && !ours, "HELD, and then lost to a release of our own"))
         .or_else(|| wrong(ends_free && ours, "it is held, and nobody will release it"))
         .or_else(|| wrong(world.is_left(), "what an earlier call has left is forgotten"))
 }

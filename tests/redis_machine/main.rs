@@ -35,11 +35,19 @@ fn look_for_end() -> Want {
     Want::Await
 }
 
+fn inspect() -> Want {
+    Want::Inspect
+}
+
+fn end_any() -> Want {
+    Want::Break
+}
+
 const fn scene(name: &'static str, want: fn() -> Want) -> Scene {
     Scene { name, want, wait_ms: 0, options: "", rival: Rival::Nobody, own: false, pooled: false, orphan: false }
 }
 
-const SCENES: [Scene; 21] = [
+const SCENES: [Scene; 28] = [
     scene("acquire", acquire),
     scene("acquire by SET", plain_acquire),
     Scene { pooled: true, ..scene("acquire over a used connection", plain_acquire) },
@@ -66,6 +74,18 @@ const SCENES: [Scene; 21] = [
     Scene { rival: Rival::Dies(9000), ..scene("release another's", release) },
     Scene { rival: Rival::Releases(300), wait_ms: 900, ..scene("await", look_for_end) },
     Scene { rival: Rival::Dies(9000), wait_ms: 700, ..scene("await in vain", look_for_end) },
+    Scene { rival: Rival::Followed(200), wait_ms: 1200, ..scene("await where another follows", look_for_end) },
+    Scene { rival: Rival::Awaited, ..scene("break where another follows", end_any) },
+    Scene { rival: Rival::Awaited, pooled: true, ..scene("break over a used connection", end_any) },
+    Scene { rival: Rival::Dies(9000), ..scene("inspect", inspect) },
+    Scene { own: true, options: "label=host:42", ..scene("inspect our own", inspect) },
+    Scene { options: "fencing=on&label=host:42", ..scene("acquire with a fence", plain_acquire) },
+    Scene {
+        rival: Rival::Releases(300),
+        wait_ms: 1200,
+        options: "fencing=on&label=host:42",
+        ..scene("wait with a fence", acquire)
+    },
 ];
 
 /// Plays a schedule, and with `more` also each that has one or more faults behind it. How many were played.

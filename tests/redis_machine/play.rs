@@ -14,6 +14,10 @@ use buflock::step::Step;
 pub const TOKEN: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
 /// Another's.
 pub const RIVAL: &[u8; 32] = b"fedcba9876543210fedcba9876543210";
+/// Of who comes after that one.
+pub const NEXT: &[u8; 32] = b"nextnextnextnextnextnextnextnext";
+/// The last fence, where there are any: later than the server's clock, as after a fail-over.
+pub const LAST_FENCE: u64 = 1 << 50;
 /// Of what an earlier call has left, under the key `left`.
 pub const LEFT: &[u8; 32] = b"leftleftleftleftleftleftleftleft";
 /// The lease of ours, in ms: it outlives every play.
@@ -83,6 +87,10 @@ pub enum Rival {
     Dies(u64),
     /// It gives it back after so many ms.
     Releases(u64),
+    /// It ends after so many ms, and another takes it at once, and wakes nobody.
+    Followed(u64),
+    /// It would hold it for long. When it is freed, by whomever, another takes it at once.
+    Awaited,
 }
 
 /// What is played.
@@ -154,6 +162,8 @@ pub struct World {
     pub server: Server,
     pub now: u64,
     pub began: u64,
+    /// Whether the next one has taken the lock.
+    pub followed: bool,
     scene: Scene,
     pieces: Pieces,
     /// What happens by itself: a rival's release, or commands that arrive late on a connection.
@@ -182,6 +192,7 @@ pub struct World {
 #[derive(Clone, Debug)]
 enum Event {
     RivalReleases,
+    NextTakes,
     Arrives(usize, Vec<Command>),
 }
 
@@ -203,6 +214,7 @@ impl World {
             server: Server::default(),
             now: BEGIN,
             began: BEGIN,
+            followed: false,
             scene,
             pieces,
             later: Vec::new(),
@@ -233,10 +245,21 @@ impl World {
             self.server.set(&self.left.lock, LEFT, BEGIN + u64::from(TTL) * NS_PER_MS);
             Machine::new(&self.redis, Want::Release, b"left", LEFT, 0, BEGIN).abandon(&self.redis, false, BEGIN);
         }
+        if let Some(fence) = self.fence_key() {
+            self.server.set(&fence, LAST_FENCE.to_string().as_bytes(), BEGIN + 60_000 * NS_PER_MS);
+        }
         let lock = self.names.lock.clone();
         match self.scene.rival {
-            Rival::Nobody if self.scene.own => self.server.set(&lock, TOKEN, BEGIN + u64::from(TTL) * NS_PER_MS),
+            Rival::Nobody if self.scene.own => {
+                let value = self.value();
+                self.server.set(&lock, &value, BEGIN + u64::from(TTL) * NS_PER_MS);
+            }
             Rival::Nobody => {}
+            Rival::Awaited => self.server.set(&lock, RIVAL, BEGIN + 60_000 * NS_PER_MS),
+            Rival::Followed(ms) => {
+                self.server.set(&lock, RIVAL, BEGIN + 60_000 * NS_PER_MS);
+                self.later.push((BEGIN + ms * NS_PER_MS, Event::NextTakes));
+            }
             Rival::Dies(ms) => self.server.set(&lock, RIVAL, BEGIN + ms * NS_PER_MS),
             Rival::Releases(ms) => {
                 self.server.set(&lock, RIVAL, BEGIN + 60_000 * NS_PER_MS);
@@ -248,6 +271,36 @@ impl World {
     /// Whether the server has the lock for us.
     pub fn is_ours(&self) -> bool {
         self.server.get(&self.names.lock, self.now).is_some_and(|value| value.starts_with(TOKEN))
+    }
+
+    /// What the lock's value is.
+    pub fn holder(&self) -> Option<&[u8]> {
+        self.server.get(&self.names.lock, self.now)
+    }
+
+    /// What ours is stored as.
+    pub fn value(&self) -> Vec<u8> {
+        let label = self.label().map_or(String::new(), |label| format!(" {label}"));
+        [&TOKEN[..], label.as_bytes()].concat()
+    }
+
+    /// The option.
+    pub fn label(&self) -> Option<&'static str> {
+        self.scene.options.split('&').find_map(|option| option.strip_prefix("label="))
+    }
+
+    fn fence_key(&self) -> Option<Vec<u8>> {
+        self.names.keys(false).get(4).map(|key| key.to_vec())
+    }
+
+    /// The last fence; 0: there are none.
+    pub fn fence(&self) -> u64 {
+        self.fence_key().map_or(0, |key| self.server.fence(&key, self.now))
+    }
+
+    /// Whether the next one has it.
+    pub fn is_nexts(&self) -> bool {
+        self.server.get(&self.names.lock, self.now) == Some(NEXT)
     }
 
     /// Whether what an earlier call has left is still there.
@@ -265,7 +318,9 @@ impl World {
         let passed = self.now - self.began;
         match self.scene.rival {
             Rival::Nobody => false,
-            Rival::Dies(ms) | Rival::Releases(ms) => passed < ms * NS_PER_MS,
+            _ if matches!((self.scene.want)(), Want::Break) => false,
+            Rival::Awaited => true,
+            Rival::Dies(ms) | Rival::Releases(ms) | Rival::Followed(ms) => passed < ms * NS_PER_MS,
         }
     }
 
@@ -293,6 +348,7 @@ impl World {
                     let keys: Vec<_> = self.names.keys(false).into_iter().map(<[u8]>::to_vec).collect();
                     self.server.release(&keys, RIVAL, now);
                 }
+                Event::NextTakes => self.next_takes(),
                 Event::Arrives(connection, commands) => {
                     commands.into_iter().for_each(|command| self.server.receive(connection, command, now));
                 }
@@ -301,8 +357,17 @@ impl World {
         self.collect();
     }
 
+    fn next_takes(&mut self) {
+        self.server.set(&self.names.lock, NEXT, self.now + 60_000 * NS_PER_MS);
+        self.followed = true;
+    }
+
     /// What the server said is on its way.
     fn collect(&mut self) {
+        let is_free = self.server.get(&self.names.lock, self.now).is_none();
+        if matches!(self.scene.rival, Rival::Awaited) && is_free && !self.followed {
+            self.next_takes();
+        }
         for told in std::mem::take(&mut self.server.told) {
             if told.connection == self.connection && self.linked && !self.muted {
                 self.reply(told.bytes, told.at, self.slow);

@@ -164,7 +164,10 @@ impl Server {
     }
 
     fn set_command(&mut self, command: &Command, now: u64) -> Bytes {
-        assert_eq!((&command[3][..], &command[4][..]), (&b"NX"[..], &b"PX"[..]));
+        if command.len() != 6 || command[3..5] != [&b"NX"[..], b"PX"] {
+            self.strange.push("a SET of another form".to_owned());
+            return b"-ERR syntax error\r\n".to_vec();
+        }
         if self.get(&command[1], now).is_some() {
             return b"$-1\r\n".to_vec();
         }
@@ -252,11 +255,20 @@ impl Server {
             self.keys.get_mut(&keys[0]).expect("held").until = until;
         } else if self.get(&keys[0], now).is_none() {
             self.set(&keys[0], &arguments[0], until);
+            if let Some(fence) = keys.get(4) {
+                let next = (now / 1000).max(self.fence(fence, now) + 1);
+                self.set(fence, next.to_string().as_bytes(), now + number(&arguments[3]) * NS_PER_MS);
+            }
         } else {
             let left = self.note_waiter(keys, 2, &arguments[2], now);
             return integer(i64::try_from(left).expect("ms"));
         }
-        integer(0)
+        integer(-keys.get(4).map_or(0, |fence| i64::try_from(self.fence(fence, now)).expect("a fence")))
+    }
+
+    /// The last fence under this key.
+    pub fn fence(&self, key: &[u8], now: u64) -> u64 {
+        self.get(key, now).map_or(0, number)
     }
 
     /// What the script of that name does.
