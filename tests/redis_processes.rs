@@ -382,6 +382,75 @@ fn an_op_that_is_dropped_or_cancelled_gives_its_lock_back() {
     verdict(client.release(b"k", &held.token.0), Verdict::Expired);
 }
 
+// Limits of this process, and what a child has of its parent.
+
+/// Of a child: all fds are in use.
+fn without_fds() {
+    let limit = libc::rlimit { rlim_cur: 0, rlim_max: 4096 };
+    // SAFETY: a struct to read.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+fn own_limits(server: &Server) {
+    let client = client(&server.url(""));
+    in_child(|| {
+        plant();
+        without_fds();
+        for _ in 0..5 {
+            let text = failed(client.acquire(b"k", LEASE, 0), UNREACHABLE);
+            assert!(text.contains("Too many open files"), "{text}");
+        }
+    });
+    pair(&client, "k");
+}
+
+#[test]
+fn own_limits_do_not_open_the_breaker() {
+    let Some(server) = Server::start(&[]) else { return };
+    own_limits(&server);
+}
+
+fn childs_connection(server: &Server) {
+    let client = client(&server.url(""));
+    pair(&client, "k");
+    in_child(|| {
+        plant();
+        pair(&client, "k");
+        assert_eq!(server.clients(), 2, "the parent's and the child's");
+    });
+    until("the child's is closed", || server.clients() <= 1);
+    pair(&client, "k");
+}
+
+#[test]
+fn a_child_has_a_connection_of_its_own() {
+    let Some(server) = Server::start(&[]) else { return };
+    childs_connection(&server);
+}
+
+#[cfg(buflock_test)]
+static PLANTED: std::sync::Mutex<buflock::hooks::Mutant> = std::sync::Mutex::new(buflock::hooks::Mutant::None);
+
+/// Of a child: plants the bug that is looked for.
+fn plant() {
+    #[cfg(buflock_test)]
+    buflock::hooks::plant(*PLANTED.lock().expect("nobody has failed with it"));
+}
+
+#[test]
+#[cfg(buflock_test)]
+fn planted_bugs_are_found() {
+    use buflock::hooks::Mutant;
+    let Some(server) = Server::start(&[]) else { return };
+    let tests: [(Mutant, fn(&Server)); 2] =
+        [(Mutant::OwnLimitsOpen, own_limits), (Mutant::ChildKeepsConnections, childs_connection)];
+    for (mutant, test) in tests {
+        *PLANTED.lock().expect("nobody has failed with it") = mutant;
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&server)));
+        assert!(found.is_err(), "{mutant:?} is not found");
+    }
+}
+
 // Networks that fail.
 
 /// Takes this process's network away, or gives it back. Its own machine is all that there is in it.

@@ -3,6 +3,7 @@
 //!
 //! Its state is in a page that forked processes share, so that one of them finds out for all.
 
+use crate::hooks::{Mutant, mutant};
 use crate::policy::NS_PER_MS;
 use crate::sys::map;
 use std::io;
@@ -82,9 +83,9 @@ impl Breaker {
             return Pass::Free;
         }
         let probe = page.probe_until.load(Acquire);
-        let closed_until = until.max(probe);
+        let closed_until = if mutant(Mutant::ManyProbes) { until } else { until.max(probe) };
         let claims = || page.probe_until.compare_exchange(probe, now + self.claim, AcqRel, Acquire).is_ok();
-        if now >= closed_until && claims() {
+        if now >= closed_until && (claims() || mutant(Mutant::ManyProbes)) {
             return Pass::Free;
         }
         page.refused.fetch_add(1, Relaxed);
@@ -93,7 +94,7 @@ impl Breaker {
 
     /// The server answered.
     pub fn succeeded(&self) {
-        let Some(page) = self.page() else { return };
+        let Some(page) = self.page().filter(|_| !mutant(Mutant::NeverCloses)) else { return };
         if page.failures.load(Relaxed) == 0 && page.open_until.load(Relaxed) == 0 {
             return; // written only when something changes: all processes share the page
         }
@@ -109,7 +110,7 @@ impl Breaker {
         page.answers.store(answers.into(), Relaxed);
         let failures = page.failures.fetch_add(1, Relaxed).saturating_add(1);
         let until = page.open_until.load(Acquire);
-        if now < until || until == 0 && failures < threshold {
+        if now < until || until == 0 && failures < threshold || mutant(Mutant::NeverOpens) {
             return; // the calls that were under way when it opened say nothing new
         }
         let level = page.level.load(Relaxed);

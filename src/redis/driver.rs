@@ -6,6 +6,7 @@ use super::socket::Received;
 use super::transport::{Connection, Unopened};
 use crate::cancel::Uncancelled;
 use crate::error::ServerFault;
+use crate::hooks::{Mutant, mutant};
 use crate::policy::NS_PER_MS;
 use crate::step::Step;
 use crate::sys::{Slept, monotonic, sleep};
@@ -102,7 +103,7 @@ fn connect(redis: &Redis, machine: &mut Machine, link: &mut Link, now: u64, unti
         }
         Err(Unopened { why, by_us }) => {
             local.pool.closed();
-            if by_us {
+            if by_us && !mutant(Mutant::OwnLimitsOpen) {
                 return machine.give_up(redis, redis.fault(ServerFault::Unreachable, &why), monotonic());
             }
             machine.fail(redis, &why, monotonic());

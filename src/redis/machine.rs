@@ -14,6 +14,7 @@ use super::scripts::Script;
 use super::wire::{Replies, Reply, write_command};
 use crate::answer::{Acquire, Answer, Await, Busy, Held, Hold, Holder, Verdict};
 use crate::error::{Error, ServerFault};
+use crate::hooks::{Mutant, mutant};
 use crate::policy::{NS_PER_MS, ms_left, ms_passed};
 use crate::step::Step;
 use crate::token::Token;
@@ -254,7 +255,9 @@ impl Machine {
     }
 
     fn is_clean(&self) -> bool {
-        self.linked && self.expected.is_empty() && self.replies.is_empty()
+        self.linked
+            && (self.expected.is_empty() || mutant(Mutant::KeepsWhatIsOwed))
+            && (self.replies.is_empty() || mutant(Mutant::SurplusBelieved))
     }
 
     fn begin(&mut self, redis: &Redis, now: u64) {
@@ -328,6 +331,9 @@ impl Machine {
 
     /// Until when a reply may come.
     fn reply_limit(&self, redis: &Redis, now: u64) -> u64 {
+        if mutant(Mutant::IgnoresBudget) {
+            return now + redis.budget() + redis.command_time();
+        }
         (now + redis.command_time()).min(self.limit - self.reserve(redis))
     }
 
@@ -343,13 +349,14 @@ impl Machine {
     fn write_command(&mut self, redis: &Redis, now: u64) {
         if let (Want::Acquire { ttl_ms, tell_left: false }, Aim::Wanted) = (&self.want, &self.aim)
             && !self.may_wait()
-            && !self.doubtful
+            && (!self.doubtful || mutant(Mutant::RetriesBySet))
             && !redis.settings.fencing
         {
             let (ttl, value) = (ttl_ms.to_string(), self.value(redis));
             let command = [b"SET", &self.names.lock[..], &value, b"NX", b"PX", ttl.as_bytes()];
+            let command = if mutant(Mutant::SetWithoutTime) { &command[..4] } else { &command };
             (self.by_set, self.one_key, self.by_hash) = (true, true, false); // there is no other form of it
-            return write_command(&mut self.outgoing, &command);
+            return write_command(&mut self.outgoing, command);
         }
         let (script, arguments) = self.script(redis, now);
         self.by_set = false;
@@ -366,8 +373,8 @@ impl Machine {
 
     fn value(&self, redis: &Redis) -> Vec<u8> {
         match &redis.settings.label {
-            Some(label) => [&self.token[..], b" ", label.as_bytes()].concat(),
-            None => self.token.clone(),
+            Some(label) if !mutant(Mutant::LabelForgotten) => [&self.token[..], b" ", label.as_bytes()].concat(),
+            _ => self.token.clone(),
         }
     }
 
@@ -376,6 +383,7 @@ impl Machine {
         let number = |number: u64| number.to_string().into_bytes();
         let waits = || number(u64::from(now < self.deadline && self.can_be_told(redis)));
         match (&self.aim, &self.want) {
+            (_, Want::Release) if mutant(Mutant::ReleasesAnybodys) => (Script::Release, vec![Vec::new()]),
             (Aim::GiveBack(_), _) | (_, Want::Release) => (Script::Release, vec![self.token.clone()]),
             (_, Want::Break) => (Script::Release, vec![Vec::new()]),
             (_, Want::Acquire { ttl_ms, .. }) => {
@@ -389,6 +397,7 @@ impl Machine {
                 (Script::Acquire, arguments)
             }
             (_, Want::Extend { ttl_ms }) => (Script::Extend, vec![self.token.clone(), number(u64::from(*ttl_ms))]),
+            (_, Want::Await) if mutant(Mutant::AwaitsAnybody) => (Script::Look, vec![Vec::new(), waits()]),
             (_, Want::Await) => (Script::Look, vec![self.seen.clone(), waits()]),
             (_, Want::Inspect) => (Script::Look, vec![Vec::new(), number(0)]),
         }
@@ -410,6 +419,7 @@ impl Machine {
         let At::Call { .. } = self.at else { return false };
         let number = self.arguments.last().map_or(&b""[..], Vec::as_slice);
         let answer = match reply {
+            Reply::Text(text) if mutant(Mutant::NumberNotCompared) => text.get(number.len() + 1..),
             Reply::Text(text) => text.strip_prefix(number).and_then(|rest| rest.strip_prefix(b":")),
             _ => None,
         };
@@ -480,7 +490,7 @@ impl Machine {
     }
 
     fn take(&mut self, redis: &Redis, reply: Reply, now: u64) {
-        if self.expected.len() <= 1 && !self.replies.is_empty() {
+        if self.expected.len() <= 1 && !self.replies.is_empty() && !mutant(Mutant::SurplusBelieved) {
             return self.lost(redis, now, "a reply came that nothing was asked for"); // which of them it is, nobody knows
         }
         match (self.expected.pop_front(), reply) {
@@ -580,6 +590,7 @@ impl Machine {
             (Want::Extend { .. } | Want::Release | Want::Break, Some(number @ -1..=1)) => {
                 let verdict = match number {
                     1 => Verdict::Ok,
+                    -1 if mutant(Mutant::TakenIsOk) => Verdict::Ok,
                     // The release whose reply was lost has done it.
                     _ if self.doubtful && !matches!(self.want, Want::Extend { .. }) => Verdict::Ok,
                     0 => Verdict::Expired,
@@ -621,6 +632,8 @@ impl Machine {
         };
         // The lease began between sending and receiving; and clocks differ by up to 1 %.
         let passed = ms_left(now.saturating_sub(self.sent)).saturating_add(ttl_ms / 100 + 2);
+        let passed = if mutant(Mutant::LeaseFromReply) { 0 } else { passed };
+        let fence = if mutant(Mutant::FenceForgotten) { 0 } else { fence };
         Held { token, fence, left_ms: ttl_ms.saturating_sub(passed), waited_ms: self.waited_ms(now) }
     }
 
@@ -705,7 +718,7 @@ impl Machine {
 
     /// Whether the time that is over is that of a wait for a signal: then the next command makes the server look.
     fn may_nudge(&self, redis: &Redis) -> bool {
-        redis.settings.nudge && matches!(self.expected.back(), Some(Expected::Signal))
+        redis.settings.nudge && !mutant(Mutant::NeverNudges) && matches!(self.expected.back(), Some(Expected::Signal))
     }
 
     fn take_signal(&mut self, redis: &Redis, reply: &Reply, now: u64) {
@@ -761,7 +774,8 @@ impl Machine {
         let has_time = now + NS_PER_MS < self.limit.saturating_sub(reserve);
         let giving_back = matches!(self.aim, Aim::GiveBack(_));
         // A second break might free the next holder.
-        let ends_here = asked && matches!(self.want, Want::Break) || self.cancelled_before_asking();
+        let ends_here =
+            asked && matches!(self.want, Want::Break) && !mutant(Mutant::BreaksTwice) || self.cancelled_before_asking();
         if !connecting && self.losses < TRIES && has_time && !ends_here {
             return self.connect(redis, now);
         }
@@ -773,7 +787,7 @@ impl Machine {
         if !self.doubtful && !self.strays {
             return self.end_in_doubt(redis, now, unreachable(why));
         }
-        let uncertain = Err(self.uncertain(redis, why));
+        let uncertain = if mutant(Mutant::LossIsBusy) { busy() } else { Err(self.uncertain(redis, why)) };
         if self.is_acquire() && !connecting && now + NS_PER_MS < self.limit {
             let taken_back = format!("{why}; what may have been done was taken back");
             return self.give_back(redis, now, [Err(unreachable(&taken_back)), uncertain]);
@@ -831,6 +845,9 @@ impl Machine {
         if redis.server.is_none() {
             return; // a caller's own client gets no commands that it did not ask for
         }
+        if mutant(Mutant::OrphansForgotten) {
+            return;
+        }
         let until = match self.want {
             Want::Acquire { ttl_ms, .. } => now + u64::from(ttl_ms) * NS_PER_MS,
             _ => u64::MAX, // who releases does not say how long the lease was
@@ -854,7 +871,7 @@ impl Machine {
                 match &self.answer {
                     Some(Ok(Answer::Acquire(Acquire::Held(_)))) => self.cancel_hold(redis, now),
                     Some(_) => {}
-                    None if self.may_be_held() => {}
+                    None if self.may_be_held() && !mutant(Mutant::CancelForgets) => {}
                     None => {
                         self.leave_strays(redis, now);
                         self.finish(busy());
@@ -904,6 +921,7 @@ fn busy() -> Result<Answer, Error> {
 /// After the reply to an orphan's release: whether it is to be released again.
 fn still_orphan(redis: &Redis, mut orphan: Orphan, reply: &Reply, now: u64) {
     match reply {
+        _ if mutant(Mutant::OrphansTriedOnce) => {}
         Reply::Error(text) if is_state_of_the_server(text) => redis.local().orphans.add(orphan),
         Reply::Error(_) if orphan.keys.len() > 1 => {
             orphan.keys.truncate(1); // few rights

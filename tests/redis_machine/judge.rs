@@ -20,8 +20,13 @@ pub fn play(scene: Scene, schedule: &Schedule, pieces: Pieces) -> (Outcome, Opti
     let mut world = World::new(scene, pieces);
     let outcome = world.play(schedule);
     let busy = matches!(outcome.answer, Some(Ok(Answer::Await(Await::Busy))));
-    let told = !(busy && schedule.is_empty() && matches!(scene.rival, Rival::Releases(_) | Rival::Followed(_)));
-    let wrong = wrong(!told, "nothing went wrong, and the end of the hold was not told");
+    let told = !(busy && matches!(scene.rival, Rival::Releases(_) | Rival::Followed(_)));
+    let wrong = if schedule.is_empty() {
+        wrong(!told, "the end of the hold was not told")
+            .or_else(|| wrong(world.connections > 1, "a connection was lost, and nothing went wrong"))
+    } else {
+        None
+    };
     let wrong = wrong.or_else(|| judge(&mut world, scene, &outcome));
     (outcome, wrong)
 }
@@ -72,6 +77,7 @@ fn the_answer(world: &World, scene: Scene, outcome: &Outcome) -> Option<String> 
                 .or_else(|| wrong(world.fence() != 0 && held.fence <= LAST_FENCE, "a fence that does not grow"))
         }
         Some(Ok(Answer::Acquire(Acquire::Busy(_)))) => wrong(ours && !cancelled, "BUSY for a lock of our own")
+            .or_else(|| wrong(matches!(scene.rival, Rival::Nobody) && !cancelled, "BUSY, and nobody else is there"))
             .or_else(|| wrong(!waited && !cancelled, "BUSY before the wait is over")),
         Some(Ok(Answer::Verdict(verdict))) if matches!((scene.want)(), Want::Break) => {
             wrong(*verdict == Verdict::Ok && world.is_rivals(), "broken, and still held")

@@ -5,8 +5,11 @@
 #[allow(dead_code)]
 mod resp;
 
+mod breaker;
 mod carried;
 mod judge;
+#[cfg(buflock_test)]
+mod mutants;
 mod play;
 mod server;
 

@@ -172,7 +172,7 @@ pub struct World {
     incoming: Vec<(u64, Vec<u8>)>,
     ends_at: Option<u64>,
     connection: usize,
-    connections: usize,
+    pub connections: usize,
     linked: bool,
     /// Replies of this connection that the client has not seen.
     owed: usize,
@@ -185,6 +185,8 @@ pub struct World {
     gone: u64,
     slow: u64,
     cut: Option<usize>,
+    /// Whether a reply too many has come.
+    surplus: bool,
     bytes: usize,
     wrong: Vec<String>,
 }
@@ -230,6 +232,7 @@ impl World {
             gone: 0,
             slow: 0,
             cut: None,
+            surplus: false,
             bytes: 0,
             wrong: Vec::new(),
         };
@@ -379,7 +382,7 @@ impl World {
         self.server.forget(self.connection);
         (self.linked, self.muted, self.owed, self.slow, self.stalled) = (false, false, 0, 0, 0);
         self.incoming.clear();
-        (self.ends_at, self.cut) = (None, None);
+        (self.ends_at, self.cut, self.surplus) = (None, None, false);
     }
 
     fn wrong(&mut self, text: impl Into<String>) {
@@ -499,6 +502,9 @@ impl World {
                 // Asked again it says the same, of a connection that is its driver's already.
                 if keep && self.linked && (self.owed > 0 || !self.incoming.is_empty()) {
                     self.wrong("a connection is kept on which replies are still to come");
+                }
+                if keep && self.surplus && self.incoming.is_empty() {
+                    self.wrong("a connection is kept over which a reply too many has come");
                 }
                 self.disconnect();
                 Kind::Done
@@ -621,6 +627,7 @@ impl World {
                 self.execute(commands);
                 if let Some(last) = self.incoming.last_mut() {
                     last.1.extend_from_slice(text.as_bytes());
+                    self.surplus = true;
                 }
             }
             Some(Fault::Cut(count)) => {
