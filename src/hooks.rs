@@ -89,6 +89,11 @@ pub enum Mutant {
     ManyProbes,
     OwnLimitsOpen,
     ChildKeepsConnections,
+    // In its scripts: to be planted before the first client.
+    ScriptsCompareNothing,
+    ScriptsWakeNobody,
+    SignalsStay,
+    FenceFollowsClock,
 }
 
 #[cfg(buflock_test)]

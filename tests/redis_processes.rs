@@ -441,9 +441,10 @@ fn plant() {
 #[cfg(buflock_test)]
 fn planted_bugs_are_found() {
     use buflock::hooks::Mutant;
-    let Some(server) = Server::start(&[]) else { return };
-    let tests: [(Mutant, fn(&Server)); 2] =
+    type Test = fn(&Server);
+    let tests: [(Mutant, Test); 2] =
         [(Mutant::OwnLimitsOpen, own_limits), (Mutant::ChildKeepsConnections, childs_connection)];
+    let Some(server) = Server::start(&[]) else { return };
     for (mutant, test) in tests {
         *PLANTED.lock().expect("nobody has failed with it") = mutant;
         let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&server)));

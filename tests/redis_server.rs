@@ -370,6 +370,62 @@ fn a_crowd_without_nudges() {
     crowd(&server, "nudge=off&max_step=0.03", 5);
 }
 
+#[test]
+fn a_signal_of_an_earlier_hold_tells_nobody() {
+    let Some((server, waiter)) = start() else { return };
+    let held = hold(&waiter, "k", LEASE);
+    assert_eq!(waiter.wait_for_end(b"k", 20).unwrap(), Await::Busy);
+    release(&waiter, "k", &held); // for one who does not wait any more
+    let held = hold(&waiter, "k", LEASE);
+    assert_eq!(waiter.wait_for_end(b"k", 60).unwrap(), Await::Busy);
+    assert_eq!(number(&waiter.acquire(b"k", LEASE, 60)), BUSY);
+    is_untouched(&server, "k", &held.token.0, i64::from(LEASE));
+}
+
+#[test]
+fn a_fence_grows_beyond_the_clock() {
+    let Some((server, client)) = start_with(&[], "fencing=on&key=raw") else { return };
+    if server.is_before(3, 2, "there are no fences") {
+        return;
+    }
+    // As after a fail-over to a server whose clock is behind.
+    let last = 1u64 << 52;
+    server.tell(&format!("SET k{{k}}:f {last} PX 20000"));
+    for next in 1..4 {
+        let held = hold(&client, "k", LEASE);
+        assert_eq!(held.fence, last + next);
+        release(&client, "k", &held);
+    }
+}
+
+#[test]
+#[cfg(buflock_test)]
+fn planted_bugs_are_found() {
+    use buflock::hooks::{Mutant, plant};
+    if Server::start(&[]).is_none() {
+        return;
+    }
+    let tests: [(Mutant, fn()); 5] = [
+        (Mutant::ScriptsCompareNothing, a_late_release_touches_nothing),
+        (Mutant::ScriptsCompareNothing, a_late_extend_touches_nothing),
+        (Mutant::ScriptsWakeNobody, a_release_wakes_a_waiter),
+        (Mutant::SignalsStay, a_signal_of_an_earlier_hold_tells_nobody),
+        (Mutant::FenceFollowsClock, a_fence_grows_beyond_the_clock),
+    ];
+    // In a child, since scripts are made once in a process.
+    let play = |mutant, test: fn()| {
+        process::in_child(|| {
+            plant(mutant);
+            test();
+        });
+    };
+    for (mutant, test) in tests {
+        play(Mutant::None, test);
+        let found = std::panic::catch_unwind(|| play(mutant, test));
+        assert!(found.is_err(), "{mutant:?} is not found");
+    }
+}
+
 // What a server may be too old, too poor or too busy for.
 
 #[test]

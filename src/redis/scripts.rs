@@ -3,6 +3,7 @@
 //! All take their keys and arguments as their files say, with the lock's key alone or with those for signals and fences
 //! too. They run on Redis 2.6.12 and later; fences need 3.2.
 
+use crate::hooks::{Mutant, mutant};
 use std::sync::LazyLock;
 
 /// A script of ours.
@@ -32,7 +33,7 @@ static TEXTS: LazyLock<[Texts; 4]> = LazyLock::new(|| {
         include_str!("scripts/look.lua"),
     ]
     .map(|source| {
-        let plain = without_comments(source);
+        let plain = with_bug(without_comments(source));
         let hash = redis::Script::new(&plain).get_hash().to_owned();
         // A reply that carries the number of its call can't be taken for another's.
         let carried = format!(
@@ -67,6 +68,18 @@ impl Script {
     pub fn carried(self) -> &'static str {
         &self.texts().carried
     }
+}
+
+/// The same text, but for the tests' planted bugs.
+fn with_bug(text: String) -> String {
+    const BUGS: [(Mutant, &str, &str); 4] = [
+        (Mutant::ScriptsCompareNothing, "string.sub(value, 1, 32) ~= ARGV[1]", "false"),
+        (Mutant::ScriptsWakeNobody, "redis.pcall('RPUSH', KEYS[list], '1')", ""),
+        (Mutant::SignalsStay, "redis.pcall('DEL', KEYS[4])", ""),
+        (Mutant::FenceFollowsClock, "tonumber(redis.pcall('GET', KEYS[5])) or 0", "0"),
+    ];
+    let planted = BUGS.iter().find(|(bug, ..)| mutant(*bug));
+    planted.map_or_else(|| text.clone(), |(_, part, other)| text.replace(part, other))
 }
 
 fn without_comments(source: &str) -> String {
