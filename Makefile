@@ -96,7 +96,7 @@ target/c/stampede: lib
 	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
-test: deps test-rust test-tls test-model test-loom test-torture test-chaos test-c test-cdef test-install test-perl test-lua
+test: deps test-rust test-tls test-model test-loom test-torture test-mutants test-chaos test-c test-cdef test-install test-perl test-lua
 
 test-rust:
 	$(CARGO) test -q $(FEATURES)
@@ -119,6 +119,7 @@ loom test-loom:
 
 # Processes that are killed and stopped inside every step. SECONDS=3600 for a night.
 SECONDS ?= 30
+PLANTED := --test redis_machine --test redis_server --test redis_processes
 TORTURE := RUSTFLAGS="--cfg buflock_test" $(CARGO) test -q --release --test torture --target-dir target/hooks --
 torture:
 	$(TORTURE) $(SECONDS)
@@ -126,6 +127,10 @@ torture:
 test-torture:
 	$(TORTURE) mutants
 	$(TORTURE) $(SECONDS)
+
+# Bugs planted in the Redis backend: each must be found by its test.
+test-mutants:
+	RUSTFLAGS="--cfg buflock_test" $(CARGO) test -q --release $(PLANTED) --target-dir target/hooks -- planted
 
 # Processes and a proxy before a real Redis server. RESTARTS=1: the server is killed, too.
 CHAOS := $(CARGO) test -q --test redis_chaos --
@@ -161,7 +166,7 @@ check:
 	$(CARGO) clippy -q --all-targets -- -D warnings
 	$(CARGO) clippy -q --features tls --all-targets -- -D warnings
 	$(CARGO) clippy -q --test model --test redis_chaos -- -D warnings
-	RUSTFLAGS="--cfg buflock_test" $(CARGO) clippy -q --lib --test torture --target-dir target/hooks -- -D warnings
+	RUSTFLAGS="--cfg buflock_test" $(CARGO) clippy -q --lib --test torture $(PLANTED) --target-dir target/hooks -- -D warnings
 	RUSTFLAGS="--cfg buflock_loom" $(CARGO) clippy -q --test loom --target-dir target/loom -- -D warnings
 	@! $(CARGO) tree -e normal --prefix none | grep -E '^(rustls|ring) ' || { echo "TLS in a library without it"; exit 1; }
 	@! $(CARGO) tree --features tls -e normal --prefix none | grep '^aws-lc' || { echo "a second provider of TLS"; exit 1; }
