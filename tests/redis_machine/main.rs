@@ -7,6 +7,7 @@ mod resp;
 
 mod breaker;
 mod carried;
+mod fuzz;
 mod judge;
 #[cfg(buflock_test)]
 mod mutants;
