@@ -17,7 +17,9 @@ use redis::{
     BUDGET, BUSY, Fake, OK, SLACK, Server, UNAVAILABLE, UNREACHABLE, client, failed, held, hold, ms, number, pair,
     release, stored, timed, until, verdict,
 };
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::sleep;
@@ -499,6 +501,47 @@ fn a_network_that_is_gone_takes_no_lock_when_it_is_back() {
         }
         release(&client, "held", &held);
         pair(&client, "k");
+    });
+}
+
+/// Ends a connection here alone: the other end is told nothing.
+fn forget(stream: TcpStream) {
+    let on = 1i32;
+    let size = libc::socklen_t::try_from(size_of_val(&on)).expect("4");
+    // SAFETY: a socket, and a number to read.
+    let answer =
+        unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_TCP, libc::TCP_REPAIR, (&raw const on).cast(), size) };
+    assert_eq!(answer, 0, "{}", io::Error::last_os_error());
+    drop(stream);
+}
+
+#[test]
+fn a_half_open_connection_costs_no_error() {
+    if !root() || !may_unshare(libc::CLONE_NEWNET, "network") {
+        return;
+    }
+    in_child(|| {
+        unshare(libc::CLONE_NEWNET);
+        network(true);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = client(&redis::url(listener.local_addr().expect("bound").port(), ""));
+        std::thread::scope(|scope| {
+            let serve = || {
+                let (mut stream, _) = listener.accept().expect("a client");
+                for reply in [":0\r\n", ":1\r\n"] {
+                    assert!(stream.read(&mut [0; 4096]).expect("a command") > 0);
+                    stream.write_all(reply.as_bytes()).expect("sent");
+                }
+                stream
+            };
+            let first = scope.spawn(serve);
+            pair(&client, "k");
+            forget(first.join().expect("served"));
+            let second = scope.spawn(serve);
+            let ((), took) = timed(|| pair(&client, "k"));
+            assert!(took < SLACK, "{took:?}");
+            second.join().expect("served over a new connection");
+        });
     });
 }
 
