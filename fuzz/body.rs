@@ -59,7 +59,7 @@ impl Choices<'_> {
 }
 
 /// What a server may say, and whether it grants a SET or a script's acquire.
-const REPLIES: [(&[u8], bool); 20] = [
+pub const REPLIES: [(&[u8], bool); 20] = [
     (b"+OK\r\n", true),
     (b":0\r\n", true),
     (b":-9007199254740991\r\n", true),

@@ -84,6 +84,8 @@ pub enum Mutant {
     LabelForgotten,
     NeverNudges,
     IgnoresBudget,
+    NilIsHeld,
+    TailMayBeMissing,
     NeverOpens,
     NeverCloses,
     ManyProbes,

@@ -582,6 +582,7 @@ impl Machine {
         }
         match (&self.want, number) {
             (Want::Acquire { .. }, _) if self.by_set => match reply {
+                Reply::Nil if mutant(Mutant::NilIsHeld) => self.acquired_or_not(redis, 0, now),
                 Reply::Nil => self.acquired_or_not(redis, UNKNOWN_LEFT, now),
                 reply if reply.is_ok() => self.acquired_or_not(redis, 0, now),
                 _ => self.misunderstood(redis, now),

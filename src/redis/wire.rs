@@ -1,5 +1,7 @@
 //! Commands and replies as bytes: RESP2.
 
+use crate::hooks::{Mutant, mutant};
+
 /// The longest reply that is read. Ours have some hundred bytes.
 const REPLY_MAX: usize = 64 * 1024;
 /// The most members a list may have.
@@ -124,6 +126,9 @@ fn parse(bytes: &[u8], may_be_list: bool) -> Result<Option<(Reply, usize)>, Garb
         b'$' => {
             let after = head + size(REPLY_MAX)?;
             match bytes.get(after..after + 2) {
+                None if mutant(Mutant::TailMayBeMissing) && bytes.len() >= after => {
+                    Some((Reply::Text(bytes[head..after].to_vec()), after))
+                }
                 None => None,
                 Some(b"\r\n") => Some((Reply::Text(bytes[head..after].to_vec()), after + 2)),
                 Some(_) => return Err(Garbage),

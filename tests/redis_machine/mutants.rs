@@ -2,13 +2,14 @@
 
 use super::breaker::it_opens_lets_one_through_and_closes;
 use super::carried::{no_stale_answer_releases_anything, what_a_callers_client_may_do};
+use super::fuzz::{any_bytes_as_a_call, any_bytes_as_replies};
 use super::play::Scene;
-use super::{SCENES, explore};
+use super::{SCENES, explore, replies_may_be_cut_anywhere_and_glued};
 use buflock::hooks::{Mutant, plant};
 use std::panic::catch_unwind;
 
 /// Those that a scene finds, with no fault or one at any step; the second is the name of one such scene.
-const IN_SCENES: [(Mutant, &str); 18] = [
+const IN_SCENES: [(Mutant, &str); 19] = [
     (Mutant::ReleasesAnybodys, "release another's"),
     (Mutant::SetWithoutTime, "acquire by SET"),
     (Mutant::RetriesBySet, "acquire by SET"),
@@ -26,15 +27,19 @@ const IN_SCENES: [(Mutant, &str); 18] = [
     (Mutant::LabelForgotten, "wait with a fence"),
     (Mutant::NeverNudges, "wait in vain"),
     (Mutant::IgnoresBudget, "inspect"),
+    (Mutant::NilIsHeld, "busy by SET"),
     (Mutant::None, ""),
 ];
 
 /// Those that a test finds.
-const IN_TESTS: [(Mutant, fn()); 4] = [
+const IN_TESTS: [(Mutant, fn()); 7] = [
     (Mutant::NumberNotCompared, stale),
     (Mutant::NeverOpens, it_opens_lets_one_through_and_closes),
     (Mutant::NeverCloses, it_opens_lets_one_through_and_closes),
     (Mutant::ManyProbes, it_opens_lets_one_through_and_closes),
+    (Mutant::TailMayBeMissing, replies_may_be_cut_anywhere_and_glued),
+    (Mutant::TailMayBeMissing, any_bytes_as_replies),
+    (Mutant::NilIsHeld, any_bytes_as_a_call),
 ];
 
 fn stale() {
