@@ -16,6 +16,7 @@ mod machine;
 mod plot;
 mod redis_pair;
 mod redis_peers;
+mod redis_perl;
 mod redis_server;
 mod redis_waits;
 mod relay;
@@ -138,6 +139,7 @@ fn run(options: &Options) -> Result<Report, String> {
     match &redis {
         Ok(server) => {
             parts.push(Box::new(redis_pair::Pairs::new(&bench, server)?));
+            parts.push(Box::new(redis_perl::Perl::new(&bench, server)?));
             parts.push(Box::new(redis_waits::OneWaiter::new(&bench, server)));
             parts.push(Box::new(redis_waits::Crowd::new(&bench, server)?));
         }

@@ -83,7 +83,7 @@ impl<'b> Pairs<'b> {
             subject("raw socket loop, buflock's release script", 200, same),
             subject("buflock", 200, Buflock::trying(bench.api.open(&server.url, &[])?, KEY)),
         ];
-        let (peers, left_out) = redis_peers::start(server);
+        let (peers, left_out) = redis_peers::start(&redis_peers::FOREIGN, server);
         subjects.extend(peers.into_iter().map(|mut peer| Subject {
             name: peer.name,
             pairs: 50,

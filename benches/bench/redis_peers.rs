@@ -5,25 +5,25 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::redis_server::Server;
 
-struct Kind {
-    name: &'static str,
+pub struct Kind {
+    pub name: &'static str,
     /// What starts it; the server's host and port are put behind.
-    command: &'static [&'static str],
-    needs: &'static str,
+    pub command: &'static [&'static str],
+    pub needs: &'static str,
 }
 
 const PREPARED: &str = "make bench-peers";
 const PYTHON: &str = "target/peers/venv/bin/python";
 
-const KINDS: [Kind; 6] = [
+pub const FOREIGN: [Kind; 6] = [
     Kind {
         name: "Perl, Redis::Fast",
-        command: &["perl", "benches/peers/perl.pl", "Redis::Fast"],
+        command: &["perl", "benches/peers/perl.pl", "backend", "Redis::Fast"],
         needs: "the package libredis-fast-perl",
     },
     Kind {
         name: "Perl, Redis",
-        command: &["perl", "benches/peers/perl.pl", "Redis"],
+        command: &["perl", "benches/peers/perl.pl", "backend", "Redis"],
         needs: "the package libredis-perl",
     },
     Kind { name: "rslock", command: &["target/peers/rslock/release/peer-rslock"], needs: PREPARED },
@@ -52,10 +52,10 @@ pub struct Peer {
 }
 
 /// Those that are installed, and why others are not there.
-pub fn start(server: &Server) -> (Vec<Peer>, Vec<String>) {
+pub fn start(kinds: &[Kind], server: &Server) -> (Vec<Peer>, Vec<String>) {
     let (mut peers, mut left_out) = (Vec::new(), Vec::new());
-    for kind in KINDS {
-        match Peer::start(&kind, server) {
+    for kind in kinds {
+        match Peer::start(kind, server) {
             Ok(peer) => peers.push(peer),
             Err(why) => left_out.push(format!("{} ({why}; it needs {})", kind.name, kind.needs)),
         }

@@ -39,7 +39,16 @@ impl Series {
 
     /// Round by round, so that both sides have had the same machine.
     pub fn over(&self, base: &Self) -> Self {
-        Self(self.0.iter().zip(&base.0).map(|(own, base)| own / base).collect())
+        self.with(base, |own, base| own / base)
+    }
+
+    /// Round by round, too.
+    pub fn less(&self, base: &Self) -> Self {
+        self.with(base, |own, base| own - base)
+    }
+
+    fn with(&self, base: &Self, of: impl Fn(f64, f64) -> f64) -> Self {
+        Self(self.0.iter().zip(&base.0).map(|(own, base)| of(*own, *base)).collect())
     }
 }
 

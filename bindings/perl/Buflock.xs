@@ -375,12 +375,18 @@ fail(buflock_op *op, const char *why)
     ANSWER(status, op);
 
 void
-arguments(buflock_op *op)
+command(buflock_op *op)
   PREINIT:
+    buflock_step step;
     const char *data = NULL;
     size_t size = 0;
+    int status;
     U32 i;
   PPCODE:
+    Zero(&step, 1, buflock_step);
+    step.size = sizeof step;
+    status = buflock_op_next(op, &step);
+    ANSWER(status, op);
     for (i = 0; buflock_op_argument(op, i, &data, &size) == BUFLOCK_OK; i++)
         mXPUSHp(data, size);
 
@@ -441,7 +447,12 @@ MODULE = Buflock  PACKAGE = Buflock::XS::Guard
 
 void
 DESTROY(SV *self)
+  PREINIT:
+    SV **done;
   PPCODE:
+    done = hv_fetchs((HV *)SvRV(self), "done", 0);
+    if (done && SvTRUE(*done))
+        XSRETURN_EMPTY;
     ENTER;
     SAVEVPTR(PL_signalhook);
     PL_signalhook = no_signals;

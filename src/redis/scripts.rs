@@ -36,8 +36,9 @@ static TEXTS: LazyLock<[Texts; 4]> = LazyLock::new(|| {
         let plain = with_bug(without_comments(source));
         let hash = redis::Script::new(&plain).get_hash().to_owned();
         // A reply that carries the number of its call can't be taken for another's.
+        let one_key = with_bug(without_comments(&for_one_key(source)));
         let carried = format!(
-            "local function run()\n{plain}end\nlocal answer = run()\nif type(answer) == 'table' then return answer end\n\
+            "local function run()\n{one_key}end\nlocal answer = run()\nif type(answer) == 'table' then return answer end\n\
              return ARGV[#ARGV] .. ':' .. answer\n"
         );
         Texts { plain, hash, carried }
@@ -82,6 +83,14 @@ fn with_bug(text: String) -> String {
     planted.map_or_else(|| text.clone(), |(_, part, other)| text.replace(part, other))
 }
 
+/// Callers' clients get the lock's key alone, and send the text each time: what is for more keys is left out.
+fn for_one_key(source: &str) -> String {
+    let mut parts = source.split("-- more keys than one:\n");
+    let first = parts.next().unwrap_or_default();
+    let rests = parts.map(|part| part.split_once("-- any keys:\n").map_or("", |(_, rest)| rest));
+    std::iter::once(first).chain(rests).collect()
+}
+
 fn without_comments(source: &str) -> String {
     let lines = source.lines().map(|line| line.split("--").next().unwrap_or_default().trim_end());
     lines.filter(|line| !line.is_empty()).flat_map(|line| [line, "\n"]).collect()
@@ -92,11 +101,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_for_more_keys_is_left_out() {
+        let source = "a\n-- more keys than one:\nb\n-- any keys:\nc\n-- more keys than one:\nd\n-- any keys:\n";
+        assert_eq!(for_one_key(source), "a\nc\n");
+    }
+
+    #[test]
     fn comments_are_not_sent() {
         assert_eq!(without_comments("-- a\nx = 1 -- b\n\n  y()\n"), "x = 1\n  y()\n");
         for script in [Script::Acquire, Script::Release, Script::Extend, Script::Look] {
             assert!(script.text().contains("redis.call('GET', KEYS[1])") && !script.text().contains("--"));
-            assert!(script.carried().contains(script.text()) && script.hash().len() == 40);
+            assert!(script.text().contains("KEYS[2]") || script == Script::Extend);
+            assert!(!script.carried().contains("KEYS[2]") && script.hash().len() == 40);
         }
     }
 }

@@ -40,7 +40,7 @@ my %check = (
         my (undef, $lock) = $class->open('redis:', namespace => $namespace);
         my (undef, $op)   = $lock->op_acquire($key, 1000, 0);
         $op->next;
-        return is(($op->arguments)[3], $stored, "stored $_[1]");
+        return is(($op->command)[4], $stored, "stored $_[1]");
     },
     hash => sub { return 1 },    # inside of the library
     ttl  => sub {

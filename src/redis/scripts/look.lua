@@ -5,8 +5,10 @@ local value = redis.call('GET', KEYS[1])
 if not value or ARGV[1] ~= '' and string.sub(value, 1, 32) ~= ARGV[1] then return '0' end
 local left = redis.pcall('PTTL', KEYS[1])
 if type(left) == 'table' or left < 0 then left = 2147483647 end
+-- more keys than one:
 if KEYS[2] and ARGV[2] == '1' then
   redis.pcall('DEL', KEYS[4]) -- of a release before this hold
   redis.pcall('SET', KEYS[2], '1', 'PX', math.min(left, 60000) + 2000)
 end
+-- any keys:
 return math.max(left, 1) .. ' ' .. string.sub(value, 1, 97) -- a token and a label

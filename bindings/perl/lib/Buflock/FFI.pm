@@ -102,19 +102,19 @@ sub acquire {
 sub extend {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_extend(@arguments);
-    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
+    return $status == OK ? $op->_to_the_end : ($status, $op);
 }
 
 sub release {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_release(@arguments);
-    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
+    return $status == OK ? $op->_to_the_end : ($status, $op);
 }
 
 sub await {
     my ($self, @arguments) = @_;
     my ($status, $op) = $self->op_await(@arguments);
-    return $status == OK ? ($op->_to_the_end(my $token))[ 0, 1 ] : ($status, $op);
+    return $status == OK ? $op->_to_the_end : ($status, $op);
 }
 
 sub release_now {
@@ -215,12 +215,15 @@ sub _answer {
     return $status < OK ? ($status, Buflock::FFI::_op_error($$self)) : ($status, @more);
 }
 
-# Between slices signal handlers run, and may die: then the op is freed, as it goes out of scope.
+# Between slices signal handlers run, and may die: then the op is freed, as it goes out of scope. With a place for the
+# token what finish answers, else only the status.
 sub _to_the_end {
     my ($self) = @_;
     my $status;
     1 while ($status = Buflock::FFI::_op_run($$self, Buflock::FFI::SLICE_MS)) == INTERRUPTED;
-    return $status == OK ? $self->finish($_[1]) : $self->_answer($status);
+    return $self->finish($_[1]) if $status == OK && @_ > 1;
+    $status = Buflock::FFI::_op_finish($$self, undef, undef) if $status == OK;
+    return $self->_answer($status);
 }
 
 sub run {
@@ -258,12 +261,14 @@ sub fail {
     return $self->_answer(Buflock::FFI::_op_fail($$self, $why));
 }
 
-sub arguments {
+sub command {
     my ($self) = @_;
-    my ($data, $size, @arguments);
-    push @arguments, _bytes_at($data, $size)
-        while Buflock::FFI::_op_argument($$self, scalar @arguments, \$data, \$size) == OK;
-    return @arguments;
+    my ($status, @more) = $self->next;
+    return ($status, @more) if $status != OK;
+    my ($data, $size, @command);
+    push @command, _bytes_at($data, $size)
+        while Buflock::FFI::_op_argument($$self, scalar @command, \$data, \$size) == OK;
+    return (OK, @command);
 }
 
 sub reply {
@@ -282,8 +287,7 @@ sub finish {
     my $info = pack Buflock::FFI::INFO, 24, 0, 0, 0, 0;
     $_[1] = _room(Buflock::FFI::TOKEN);
     my $status = Buflock::FFI::_op_finish($$self, scalar_to_pointer($_[1]), scalar_to_pointer($info));
-    $_[1] =~ s/\0.*//s;
-    $_[1] = '' if $status != OK;
+    $_[1] = $status == OK ? unpack 'Z*', $_[1] : '';
     my (undef, @info) = unpack Buflock::FFI::INFO, $info;
     return $self->_answer($status, $status == OK || $status == BUSY ? @info : ());
 }

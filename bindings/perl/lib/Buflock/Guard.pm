@@ -21,9 +21,11 @@ sub _new {
 
 sub _hold {
     my ($self, $ttl, $fence, $now, $length) = @_;
-    @{$self}{qw(ttl fence length)} = ($ttl, $fence, $length);
-    $self->{until} = $now + $length if defined $length;
-    $LIVE{ refaddr $self } = { map { $_ => $self->{$_} } qw(lock key bytes token pid) };
+    $self->{ttl}    = $ttl;
+    $self->{fence}  = $fence;
+    $self->{length} = $length;
+    $self->{until}  = $now + $length if defined $length;
+    $LIVE{ refaddr $self } = { %{$self}{qw(lock key bytes token pid)} };
     return $self;
 }
 
@@ -90,6 +92,7 @@ sub detach {
 # end of it.
 sub DESTROY {
     my ($self) = @_;
+    return if $self->{done};
     local ($., $@, $!, $^E, $?);
     eval { $self->_end; 1 } or warn "buflock: $@";
     return;
@@ -97,7 +100,7 @@ sub DESTROY {
 
 sub _end {
     my ($self) = @_;
-    return if $self->{done} || $self->{token} eq '' || $self->{pid} != $$ || ${^GLOBAL_PHASE} eq 'DESTRUCT';
+    return if $self->{token} eq '' || $self->{pid} != $$ || ${^GLOBAL_PHASE} eq 'DESTRUCT';
     $self->{lock}->_drop($self);
     $self->_let_go;
     return;

@@ -114,6 +114,7 @@ sub _octets {
 sub _ttl_ms {
     my ($self) = @_;
     my $ttl = $self->ttl // 0;
+    return $ttl * 1_000 if $ttl =~ /\A[1-9][0-9]{0,5}\z/;
     my $ms = Buflock::_milliseconds("$ttl");
     if (!defined $ms) {
         no warnings 'numeric';
@@ -151,8 +152,7 @@ sub _carry {
     return (FAILED, $why) if !$carrier;
     my ($status, $op) = $carrier->$make(@arguments);
     return ($status, $op) if $status != OK;
-    $op->next;
-    my (undef, @command) = $op->arguments;    # the first is EVAL
+    (undef, undef, my @command) = $op->command;    # OK, EVAL, and what eval takes
     my $reply;
     {
         local $@;
