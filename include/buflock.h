@@ -99,8 +99,8 @@ typedef enum buflock_reply {
 // Its functions: buflock_config_new, buflock_config_set, buflock_config_free.
 typedef struct buflock_config buflock_config;
 
-// One call for an event loop; used by one thread at a time, and only in the process that
-// made it: in a forked child it can only be freed, which frees memory and nothing else. It may outlive its lock.
+// One call for an event loop; used by one thread at a time, and only in the process that made it: in a forked child it
+// can only be freed, which frees memory and nothing else. It may outlive its lock.
 // Its functions: buflock_op_acquire, _extend, _release, _await, _inspect, _break; _next, _connected, _feed, _fail,
 // _argument, _reply, _cancel, _run; _finish, _holder, _error, _free.
 typedef struct buflock_op buflock_op;

@@ -1,5 +1,4 @@
-//! One call as steps, for programs that must never block: a thin enum over the backends'
-//! machines.
+//! One call as steps, for programs that must never block: a thin enum over the backends' machines.
 //!
 //! An op says what to do next and never does it: no sleep, no socket. It may outlive the lock it was made from. Where
 //! it is dropped before its end, or before a success was fetched, an acquire gives the lock back and a release is done

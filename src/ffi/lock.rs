@@ -322,17 +322,31 @@ pub unsafe extern "C" fn buflock_inspect(
         let info = unsafe { InfoOut::or_none(info) }?;
         let held = lock.0.inspect(key)?;
         if !holder.is_null() {
-            // SAFETY: the caller's promise; bytes are written, none is read.
-            let holder = unsafe { slice::from_raw_parts_mut(holder.cast::<u8>(), room) };
-            match &held {
-                Some(hold) => Cut::write(holder, hold),
-                None => Cut::write(holder, &""),
-            }
+            // SAFETY: the caller's promise.
+            unsafe { write_holder(holder, room, held.as_ref()) };
         }
-        let status = if held.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK };
-        info.write(&held.map_or(buflock_info::default(), buflock_info::from));
-        Ok(status)
+        Ok(write_hold(&info, held))
     })
+}
+
+/// Writes who holds a lock; nothing where nobody does.
+///
+/// # Safety
+/// `holder` has `room` bytes.
+pub(super) unsafe fn write_holder(holder: *mut c_char, room: usize, held: Option<&Hold>) {
+    // SAFETY: the caller's promise; bytes are written, none is read.
+    let holder = unsafe { slice::from_raw_parts_mut(holder.cast::<u8>(), room) };
+    match held {
+        Some(hold) => Cut::write(holder, hold),
+        None => Cut::write(holder, &""),
+    }
+}
+
+/// Writes what an inspect found, and says it as a status.
+pub(super) fn write_hold(info: &InfoOut, held: Option<Hold>) -> buflock_status {
+    let status = if held.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK };
+    info.write(&held.map_or(buflock_info::default(), buflock_info::from));
+    status
 }
 
 /// An operator's act: frees `key`, whoever holds it; the holder is not told. OK freed, EXPIRED nobody held it.

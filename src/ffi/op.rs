@@ -1,6 +1,6 @@
 //! `buflock_op`: the same work as steps, for event loops.
 
-use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, or_uncertain, write_token};
+use super::lock::{InfoOut, StructOut, buflock_info, buflock_t, or_uncertain, write_hold, write_holder, write_token};
 use super::words::{Cut, TEXT, buflock_status};
 use super::{boundary, bytes, given, guarded, text_bytes};
 use crate::answer::{Acquire, Answer};
@@ -13,7 +13,6 @@ use crate::step::Step;
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::slice;
 
 /// What to do next about an op.
 #[repr(C)]
@@ -81,8 +80,8 @@ pub enum buflock_reply {
     BUFLOCK_REPLY_ERROR = 3,
 }
 
-/// One call for an event loop; used by one thread at a time, and only in the process that
-/// made it: in a forked child it can only be freed, which frees memory and nothing else. It may outlive its lock.
+/// One call for an event loop; used by one thread at a time, and only in the process that made it: in a forked child it
+/// can only be freed, which frees memory and nothing else. It may outlive its lock.
 /// Its functions: buflock_op_acquire, _extend, _release, _await, _inspect, _break; _next, _connected, _feed, _fail,
 /// _argument, _reply, _cancel, _run; _finish, _holder, _error, _free.
 pub struct buflock_op {
@@ -421,11 +420,7 @@ pub unsafe extern "C" fn buflock_op_finish(
             }
             Answer::Verdict(verdict) => verdict.into(),
             Answer::Await(answer) => answer.into(),
-            Answer::Hold(hold) => {
-                let status = if hold.is_some() { buflock_status::BUFLOCK_BUSY } else { buflock_status::BUFLOCK_OK };
-                info.write(&hold.map_or(buflock_info::default(), buflock_info::from));
-                status
-            }
+            Answer::Hold(held) => write_hold(&info, held),
         })
     })
 }
@@ -442,12 +437,8 @@ pub unsafe extern "C" fn buflock_op_holder(op: Option<&buflock_op>, holder: *mut
             return Err(ArgumentFault::Null("holder").into());
         }
         op.op.check_process()?;
-        // SAFETY: not NULL, and the caller's promise; bytes are written, none is read.
-        let holder = unsafe { slice::from_raw_parts_mut(holder.cast::<u8>(), room) };
-        match op.op.hold() {
-            Some(hold) => Cut::write(holder, hold),
-            None => Cut::write(holder, &""),
-        }
+        // SAFETY: not NULL, and the caller's promise.
+        unsafe { write_holder(holder, room, op.op.hold()) };
         Ok(buflock_status::BUFLOCK_OK)
     })
 }
