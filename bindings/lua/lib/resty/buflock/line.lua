@@ -15,7 +15,10 @@ local STEP = 0.001
 -- How long those sleep who have others to look for them.
 local SLICE = 0.5
 
-local _M = { STEP = STEP, SLICE = SLICE }
+-- For an await that ends with the hold only: 30 days, in ms.
+local LONG = 2592000000
+
+local _M = { STEP = STEP, SLICE = SLICE, LONG = LONG }
 
 ---@class buflock.line
 ---@field head table the semaphore of one who was woken and came too late
@@ -26,8 +29,11 @@ local _M = { STEP = STEP, SLICE = SLICE }
 local line = {}
 line.__index = line
 
---- What wakes a line: made by a backend.
+--- What wakes a line: its class is a backend's.
 ---@class buflock.watch
+---@field handle buflock.handle
+---@field key string
+---@field line buflock.line
 ---@field max_step number the longest pause of those whom nobody wakes
 ---@field start fun(self, pause: number): number? looks out; how long to sleep at most, nil: the hold is over already
 ---@field stands fun(self): boolean whether it was started
@@ -36,15 +42,15 @@ line.__index = line
 ---@field stop fun(self)
 
 --- The line of a key; nil: there is no room for one.
----@param new_watch fun(line: buflock.line): buflock.watch
+---@param watch table the class of its watch
 ---@return buflock.line?
-function _M.of(handle, key, new_watch)
+function _M.of(handle, key, watch)
   local self = handle.lines[key]
   if not self then
     local head, tail, over = semaphore.new(0), semaphore.new(0), semaphore.new(0)
     if not (head and tail and over) then return nil end
     self = setmetatable({ handle = handle, key = key, head = head, tail = tail, over = over, ends = 0 }, line)
-    self.watch = new_watch(self)
+    self.watch = setmetatable({ handle = handle, key = key, line = self }, watch)
     handle.lines[key] = self
   end
   return self

@@ -11,12 +11,9 @@ local deferred = require "resty.buflock.deferred"
 local now = system.now
 local min, max = math.min, math.max
 local timer_at = ngx.timer.at
-local setmetatable = setmetatable
 local text = ffi.string
 
 local OK, BUSY, UNAVAILABLE = 0, 1, -6
--- An await that ends with the hold only: 30 days.
-local LONG = 2592000000
 local MAX_STEP = 0.1
 -- How long a timer may take to begin, and how long to do without where it does not, or where the watch failed.
 local PATIENCE, PAUSE = 0.25, 5
@@ -48,10 +45,6 @@ end
 local watch = { max_step = MAX_STEP }
 watch.__index = watch
 
-local function new_watch(line)
-  return setmetatable({ handle = line.handle, key = line.key, line = line }, watch)
-end
-
 function watch:stands()
   return self.run ~= nil
 end
@@ -70,7 +63,7 @@ local function look_out(_, self, run)
   if self.run ~= run then return end -- it came too late
   local handle, key, line = self.handle, self.key, self.line
   run.begun = true
-  local status = drive(handle, library.buflock_op_await(handle.lock, key, #key, LONG, out), nil, nil, nil,
+  local status = drive(handle, library.buflock_op_await(handle.lock, key, #key, lines.LONG, out), nil, nil, nil,
     function() return line:matters() end)
   self.run = nil
   if status < OK then handle.steps_until = now() + MAX_STEP end
@@ -114,7 +107,7 @@ end
 ---@return string? why it did not wait, or what failed
 function _M.wait(handle, key, ttl, wait, token, info, by_steps)
   local function again() return try(handle, key, ttl, token, info) end
-  return lines.wait(not by_steps and lines.of(handle, key, new_watch) or nil, again, MAX_STEP, wait)
+  return lines.wait(not by_steps and lines.of(handle, key, watch) or nil, again, MAX_STEP, wait)
 end
 
 local function look(handle, key)
@@ -128,7 +121,7 @@ function _M.await(handle, key, wait)
   local why = why_not()
   if why then return UNAVAILABLE, why end
   local deadline = now() + wait
-  local line = wait > 0 and lines.of(handle, key, new_watch)
+  local line = wait > 0 and lines.of(handle, key, watch)
   local ends = line and line.ends
   local status, failure = look(handle, key)
   if not line then return status, failure end

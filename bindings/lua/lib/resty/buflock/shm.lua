@@ -14,8 +14,6 @@ local gc = ffi.gc
 
 local OK, SEGMENT = 0, -8
 local DONE, BELL = 0, 5
--- An await that ends with the hold only: 30 days.
-local LONG = 2592000000
 local STEP, MAX_STEP = lines.STEP, 0.01
 
 local step = ffi.new("buflock_step", { size = ffi.sizeof("buflock_step") })
@@ -37,10 +35,6 @@ end
 ---@field armed boolean? whether the bell will ring for it
 local watch = { max_step = MAX_STEP }
 watch.__index = watch
-
-local function new_watch(line)
-  return setmetatable({ handle = line.handle, key = line.key, line = line }, watch)
-end
 
 function watch:stands()
   return self.op ~= nil
@@ -75,7 +69,7 @@ end
 
 function watch:start(pause)
   if not self.op then
-    if library.buflock_op_await(self.handle.lock, self.key, #self.key, LONG, out) ~= OK then return pause end
+    if library.buflock_op_await(self.handle.lock, self.key, #self.key, lines.LONG, out) ~= OK then return pause end
     self.op = gc(out[0], library.buflock_op_free)
   end
   if library.buflock_op_next(self.op, step) ~= OK then return pause end
@@ -114,7 +108,7 @@ end
 ---@return string? why it did not wait
 function _M.wait(handle, key, ttl, wait, token, info, by_steps)
   local function again() return try(handle, key, ttl, token, info) end
-  return lines.wait(not by_steps and lines.of(handle, key, new_watch) or nil, again, MAX_STEP, wait)
+  return lines.wait(not by_steps and lines.of(handle, key, watch) or nil, again, MAX_STEP, wait)
 end
 
 local awaiter = {}
@@ -128,7 +122,7 @@ end
 ---@return integer status
 ---@return string? why it did not wait
 function _M.await(handle, key, wait)
-  local ms = max(0, min(ceil(wait * 1000), LONG))
+  local ms = max(0, min(ceil(wait * 1000), lines.LONG))
   local why_not = ms > 0 and phase.why_not()
   local status = library.buflock_op_await(handle.lock, key, #key, why_not and 0 or ms, out)
   if status ~= OK then return status end
