@@ -114,7 +114,6 @@ sub _octets {
 sub _ttl_ms {
     my ($self) = @_;
     my $ttl = $self->ttl // 0;
-    return $ttl * 1_000 if $ttl =~ /\A[1-9][0-9]{0,5}\z/;
     my $ms = Buflock::_milliseconds("$ttl");
     if (!defined $ms) {
         no warnings 'numeric';
