@@ -7,11 +7,11 @@ use std::time::Instant;
 use crate::bench::{Bench, Measure};
 use crate::cpus::Pinned;
 use crate::locks::{Buflock, Lock};
-use crate::redis_peers::{self, Cost};
+use crate::redis_peers::{self, Cost, Figures};
 use crate::redis_server::{Control, Server, command, connect};
 use crate::report::{Bar, Row, Unit};
 use crate::shared::cpu_ns;
-use crate::stats::{Series, median};
+use crate::stats::Series;
 
 const KEY: &str = "cache:my_key:42";
 /// As long as buflock's in Redis.
@@ -28,26 +28,10 @@ struct Subject<'b> {
     figures: Figures,
 }
 
-/// Microseconds of a pair, one figure per round.
-#[derive(Default)]
-struct Figures {
-    wall: Series,
-    cpu: Series,
-}
-
-impl Figures {
-    /// One round's blocks.
-    fn add(&mut self, blocks: &[Cost]) {
-        let of = |what: fn(&Cost) -> f64| median(&blocks.iter().map(what).collect::<Vec<_>>()) / 1e3;
-        self.wall.push(of(|cost| cost.wall));
-        self.cpu.push(of(|cost| cost.cpu));
-    }
-
-    fn row(&self, name: impl Into<String>, raw: &Self) -> Row {
-        let (wall, cpu) = (self.wall.over(&raw.wall).median(), self.cpu.over(&raw.cpu).median());
-        let note = format!("{wall:.2} × raw; client CPU {:.1} µs, {cpu:.2} × raw", self.cpu.median());
-        Row::new(name, &self.wall, Unit::Microseconds).plotted().note(note)
-    }
+fn row(name: impl Into<String>, own: &Figures, raw: &Figures) -> Row {
+    let (wall, cpu) = (own.wall.over(&raw.wall).median(), own.cpu.over(&raw.cpu).median());
+    let note = format!("{wall:.2} × raw; client CPU {:.1} µs, {cpu:.2} × raw", own.cpu.median());
+    Row::new(name, &own.wall, Unit::Microseconds).plotted().note(note)
 }
 
 pub struct Pairs<'b> {
@@ -100,16 +84,10 @@ impl<'b> Pairs<'b> {
 
     /// Blocks of these subjects in turn.
     fn blocks(&mut self, places: &[usize]) -> Result<Vec<Vec<Cost>>, String> {
-        let mut blocks = vec![Vec::with_capacity(self.laps); places.len()];
-        for lap in 0..self.laps {
-            for number in 0..places.len() {
-                // Each lap starts with another one, so that nobody always follows the same.
-                let number = (number + lap) % places.len();
-                let subject = &mut self.subjects[places[number]];
-                blocks[number].push((subject.run)(subject.pairs)?);
-            }
-        }
-        Ok(blocks)
+        redis_peers::in_turn(self.laps, places.len(), |number| {
+            let subject = &mut self.subjects[places[number]];
+            (subject.run)(subject.pairs)
+        })
     }
 
     /// Has the server count what buflock asks of it, in a block beside those that are timed.
@@ -162,11 +140,11 @@ impl Measure for Pairs<'_> {
 
     fn rows(&self) -> Vec<Row> {
         let raw = &self.subjects[RAW].figures;
-        let mut rows: Vec<_> = self.subjects.iter().map(|subject| subject.figures.row(subject.name, raw)).collect();
+        let mut rows: Vec<_> = self.subjects.iter().map(|subject| row(subject.name, &subject.figures, raw)).collect();
         let [raw_apart, own_apart] = &self.apart;
         if !raw_apart.wall.rounds().is_empty() {
             let name = |place: usize| format!("{}, server on another CPU", self.subjects[place].name);
-            rows.extend([raw_apart.row(name(RAW), raw_apart), own_apart.row(name(BUFLOCK), raw_apart)]);
+            rows.extend([row(name(RAW), raw_apart, raw_apart), row(name(BUFLOCK), own_apart, raw_apart)]);
         }
         let own = &self.subjects[BUFLOCK].figures;
         let bar =

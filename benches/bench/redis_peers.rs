@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::redis_server::Server;
+use crate::stats::{Series, median};
 
 pub struct Kind {
     pub name: &'static str,
@@ -15,17 +16,20 @@ pub struct Kind {
 const PREPARED: &str = "make bench-peers";
 const PYTHON: &str = "target/peers/venv/bin/python";
 
+pub const PERL_FAST: Kind = Kind {
+    name: "a backend in Perl, by Redis::Fast",
+    command: &["perl", "benches/peers/perl.pl", "backend", "Redis::Fast"],
+    needs: "the package libredis-fast-perl",
+};
+pub const PERL: Kind = Kind {
+    name: "a backend in Perl, by Redis",
+    command: &["perl", "benches/peers/perl.pl", "backend", "Redis"],
+    needs: "the package libredis-perl",
+};
+
 pub const FOREIGN: [Kind; 6] = [
-    Kind {
-        name: "Perl, Redis::Fast",
-        command: &["perl", "benches/peers/perl.pl", "backend", "Redis::Fast"],
-        needs: "the package libredis-fast-perl",
-    },
-    Kind {
-        name: "Perl, Redis",
-        command: &["perl", "benches/peers/perl.pl", "backend", "Redis"],
-        needs: "the package libredis-perl",
-    },
+    PERL_FAST,
+    PERL,
     Kind { name: "rslock", command: &["target/peers/rslock/release/peer-rslock"], needs: PREPARED },
     Kind {
         name: "node-redlock",
@@ -42,6 +46,39 @@ pub const FOREIGN: [Kind; 6] = [
 pub struct Cost {
     pub wall: f64,
     pub cpu: f64,
+}
+
+/// Microseconds of a pair, one figure per round.
+#[derive(Default)]
+pub struct Figures {
+    pub wall: Series,
+    pub cpu: Series,
+}
+
+impl Figures {
+    /// One round's blocks.
+    pub fn add(&mut self, blocks: &[Cost]) {
+        let of = |what: fn(&Cost) -> f64| median(&blocks.iter().map(what).collect::<Vec<_>>()) / 1e3;
+        self.wall.push(of(|cost| cost.wall));
+        self.cpu.push(of(|cost| cost.cpu));
+    }
+}
+
+/// One round: so many laps of one block of each of `count` subjects.
+pub fn in_turn(
+    laps: usize,
+    count: usize,
+    mut run: impl FnMut(usize) -> Result<Cost, String>,
+) -> Result<Vec<Vec<Cost>>, String> {
+    let mut blocks = vec![Vec::with_capacity(laps); count];
+    for lap in 0..laps {
+        for number in 0..count {
+            // Each lap starts with another one, so that nobody always follows the same.
+            let number = (number + lap) % count;
+            blocks[number].push(run(number)?);
+        }
+    }
+    Ok(blocks)
 }
 
 pub struct Peer {

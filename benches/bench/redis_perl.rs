@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::bench::{Bench, Measure};
 use crate::cpus::Pinned;
-use crate::redis_peers::{self, Cost, Kind, Peer};
+use crate::redis_peers::{self, Figures, Kind, PERL, PERL_FAST, Peer};
 use crate::redis_server::Server;
 use crate::report::{Bar, Row, Unit};
 use crate::stats::{Series, median};
@@ -15,16 +15,8 @@ const LIB: &str = "-Itarget/perl/blib/lib";
 const ARCH: &str = "-Itarget/perl/blib/arch";
 
 const KINDS: [Kind; 6] = [
-    Kind {
-        name: BACKEND,
-        command: &["perl", "benches/peers/perl.pl", "backend", "Redis"],
-        needs: "the package libredis-perl",
-    },
-    Kind {
-        name: FAST_BACKEND,
-        command: &["perl", "benches/peers/perl.pl", "backend", "Redis::Fast"],
-        needs: "the package libredis-fast-perl",
-    },
+    PERL,
+    PERL_FAST,
     Kind { name: XS, command: &["perl", LIB, ARCH, "benches/peers/perl.pl", "xs", "none"], needs: PREPARED },
     Kind { name: FFI, command: &["perl", LIB, ARCH, "benches/peers/perl.pl", "ffi", "none"], needs: PREPARED },
     Kind { name: PLUGIN, command: &["perl", LIB, ARCH, "benches/peers/perl.pl", "plugin", "Redis"], needs: PREPARED },
@@ -35,8 +27,6 @@ const KINDS: [Kind; 6] = [
     },
 ];
 
-const BACKEND: &str = "a backend in Perl, by Redis";
-const FAST_BACKEND: &str = "a backend in Perl, by Redis::Fast";
 const XS: &str = "Buflock by XS";
 const FFI: &str = "Buflock by FFI::Platypus";
 const PLUGIN: &str = "the plugin's backend, carried by Redis";
@@ -45,18 +35,17 @@ const FAST_PLUGIN: &str = "the plugin's backend, carried by Redis::Fast";
 /// What is compared, and its bars: at least so many times as fast; at most so much of the client's CPU.
 type Ratio = (&'static str, &'static str, f64, Option<f64>);
 const RATIOS: [Ratio; 6] = [
-    (XS, BACKEND, 1.9, Some(0.40)),
-    (XS, FAST_BACKEND, 1.35, Some(0.65)),
-    (FFI, BACKEND, 1.75, None),
-    (FFI, FAST_BACKEND, 1.25, None),
-    (PLUGIN, BACKEND, 1.0, None),
-    (FAST_PLUGIN, FAST_BACKEND, 1.0, None),
+    (XS, PERL.name, 1.9, Some(0.40)),
+    (XS, PERL_FAST.name, 1.35, Some(0.65)),
+    (FFI, PERL.name, 1.75, None),
+    (FFI, PERL_FAST.name, 1.25, None),
+    (PLUGIN, PERL.name, 1.0, None),
+    (FAST_PLUGIN, PERL_FAST.name, 1.0, None),
 ];
 
 struct Subject {
     peer: Peer,
-    wall: Series,
-    cpu: Series,
+    figures: Figures,
 }
 
 pub struct Perl<'b> {
@@ -75,7 +64,7 @@ impl<'b> Perl<'b> {
         let _pinned = Pinned::to(bench.quiet_cpu())?;
         let (peers, left_out) = redis_peers::start(&KINDS, server);
         left_out.iter().for_each(|peer| eprintln!("left out: {peer}"));
-        let subject = |peer| Subject { peer, wall: Series::default(), cpu: Series::default() };
+        let subject = |peer| Subject { peer, figures: Figures::default() };
         let mut subjects: Vec<_> = peers.into_iter().map(subject).collect();
         for subject in &mut subjects {
             subject.peer.run(bench.times(500, 20))?;
@@ -111,19 +100,9 @@ impl Measure for Perl<'_> {
     fn round(&mut self) -> Result<(), String> {
         let _pinned = Pinned::to(self.bench.quiet_cpu())?;
         self.server.pin(self.bench.quiet_cpu())?;
-        let mut blocks = vec![Vec::<Cost>::new(); self.subjects.len()];
-        for lap in 0..self.laps {
-            for number in 0..self.subjects.len() {
-                // Each lap starts with another one, so that nobody always follows the same.
-                let number = (number + lap) % self.subjects.len();
-                blocks[number].push(self.subjects[number].peer.run(50)?);
-            }
-        }
-        for (subject, blocks) in self.subjects.iter_mut().zip(&blocks) {
-            let of = |what: fn(&Cost) -> f64| median(&blocks.iter().map(what).collect::<Vec<_>>()) / 1e3;
-            subject.wall.push(of(|cost| cost.wall));
-            subject.cpu.push(of(|cost| cost.cpu));
-        }
+        let subjects = &mut self.subjects;
+        let blocks = redis_peers::in_turn(self.laps, subjects.len(), |number| subjects[number].peer.run(50))?;
+        subjects.iter_mut().zip(&blocks).for_each(|(subject, blocks)| subject.figures.add(blocks));
         self.server.pin(self.bench.cpu(0))?;
         if self.named(XS).is_some() {
             let mut took = [Vec::new(), Vec::new()];
@@ -139,15 +118,15 @@ impl Measure for Perl<'_> {
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for subject in &self.subjects {
-            let note = format!("client CPU {:.1} µs", subject.cpu.median());
-            rows.push(Row::new(subject.peer.name, &subject.wall, Unit::Microseconds).plotted().note(note));
+            let note = format!("client CPU {:.1} µs", subject.figures.cpu.median());
+            rows.push(Row::new(subject.peer.name, &subject.figures.wall, Unit::Microseconds).plotted().note(note));
         }
         for (own, other, speed, cpu) in RATIOS {
             let (Some(own), Some(other)) = (self.named(own), self.named(other)) else { continue };
             let names = format!("{} / {}", own.peer.name, other.peer.name);
-            let faster = other.wall.over(&own.wall);
+            let faster = other.figures.wall.over(&own.figures.wall);
             rows.push(Row::new(format!("speed of {names}"), &faster, Unit::Times).bar(Bar::AtLeast(speed)));
-            let share = own.cpu.over(&other.cpu);
+            let share = own.figures.cpu.over(&other.figures.cpu);
             let row = Row::new(format!("client CPU of {names}"), &share, Unit::Times);
             rows.push(match cpu {
                 Some(limit) => row.bar(Bar::AtMost(limit)),
