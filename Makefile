@@ -86,17 +86,15 @@ demo-all: target/c/page
 	@tests/perl build
 	@examples/all/stampede target/c/page perl -Mblib=target/perl
 
-target/c/page: lib examples/all/page.c
+target/c/stampede: examples/c/stampede.c
+target/c/page: examples/all/page.c
+target/c/stampede target/c/page: lib
 	@mkdir -p target/c
-	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/all/page.c -o $@ -L$(DIST) -lbuflock \
+	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude $(filter %.c,$^) -o $@ -L$(DIST) -lbuflock \
 	  -Wl,-rpath,'$$ORIGIN/../dist/release'
 
-target/c/stampede: lib
-	@mkdir -p target/c
-	@$(CC) $(CFLAGS) -std=c11 $(STRICT) -Iinclude examples/c/stampede.c -o target/c/stampede -L$(DIST) -lbuflock \
-	  -Wl,-rpath,'$$ORIGIN/../dist/release'
-
-test: deps test-rust test-tls test-model test-loom test-torture test-mutants test-chaos test-c test-cdef test-install test-perl test-lua
+test: deps test-rust test-tls test-model test-loom test-torture test-mutants test-chaos test-c test-cdef test-install \
+      test-perl test-lua
 
 test-rust:
 	$(CARGO) test -q $(FEATURES)
